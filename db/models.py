@@ -1,0 +1,217 @@
+"""The tables. A job has shards (contiguous rows, leased as one) and requests (its rows); a request ends with one output
+per sample, each with its statistics and its thread tree.
+
+Counters live on shards, not on jobs: a shard has one writer, its lease holder, so workers never queue for a job's
+row, and a status poll adds up a few thousand shards instead of counting a million requests. When a job ends its totals
+are frozen into the job's row.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from db.clock import UtcDateTime
+
+_BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only INTEGER primary keys
+_Ulid = String(26)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Job(Base):
+    """A user's batch."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_created_at", "created_at"), UniqueConstraint("dedupe_key"))
+
+    id: Mapped[str] = mapped_column(_Ulid, primary_key=True)
+    name: Mapped[str | None] = mapped_column(String(200))
+    state: Mapped[str] = mapped_column(String(16))
+    model: Mapped[str] = mapped_column(String(63))
+    decoding: Mapped[str] = mapped_column(String(8))
+    sampling: Mapped[dict[str, Any]] = mapped_column(JSON)
+    mapping: Mapped[dict[str, Any]] = mapped_column(JSON)
+    """How rows become prompts: the column names or the template."""
+    source: Mapped[str] = mapped_column(String(8))
+    """`cli`, `api` or `drop`."""
+    data_key: Mapped[str] = mapped_column(String(100))
+    """The submitted file's name in the data store."""
+    dedupe_key: Mapped[str | None] = mapped_column(String(64))
+    """Set where the same content must be one job (the drop folder)."""
+    priority: Mapped[int] = mapped_column(Integer)
+    kv_share: Mapped[float | None] = mapped_column(Float)
+    num_rows: Mapped[int] = mapped_column(BigInteger)
+    num_completed: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    num_failed: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    num_cancelled: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    output_tokens: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Shard(Base):
+    """Rows [start_row, end_row) of a job: the unit of leasing."""
+
+    __tablename__ = "shards"
+    __table_args__ = (
+        UniqueConstraint("job_id", "ordinal"),
+        Index(
+            "ix_shards_queue",
+            "model",
+            "queue_key",
+            "id",
+            sqlite_where=text("state = 'queued'"),
+            postgresql_where=text("state = 'queued'"),
+        ),
+        Index(
+            "ix_shards_leases",
+            "lease_owner",
+            "lease_expires_at",
+            sqlite_where=text("state = 'leased'"),
+            postgresql_where=text("state = 'leased'"),
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(_BigId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    ordinal: Mapped[int] = mapped_column(Integer)
+    start_row: Mapped[int] = mapped_column(BigInteger)
+    end_row: Mapped[int] = mapped_column(BigInteger)
+    model: Mapped[str] = mapped_column(String(63))
+    state: Mapped[str] = mapped_column(String(16))
+    queue_key: Mapped[float] = mapped_column(Float(53))
+    """Smallest first: the submission's epoch second, moved back by the priority's worth of waiting time. Because it
+    never changes, ageing costs no writes, and whatever waits long enough comes first."""
+    lease_owner: Mapped[str | None] = mapped_column(_Ulid)
+    lease_token: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Counts leases; the fence: a write whose token is not the current one changes nothing."""
+    lease_expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    attempts: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    """Leases that ended with the worker's death."""
+    num_completed: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    num_failed: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    num_cancelled: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    output_tokens: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+
+class Request(Base):
+    """One input row."""
+
+    __tablename__ = "requests"
+    __table_args__ = (UniqueConstraint("job_id", "row_index"),)
+
+    id: Mapped[int] = mapped_column(_BigId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    row_index: Mapped[int] = mapped_column(BigInteger)
+    custom_id: Mapped[str | None] = mapped_column(Text)
+    """The id column's value as text."""
+    payload: Mapped[str | None] = mapped_column(Text)
+    """JSON text, `{"prompt": …}` or `{"messages": […]}`; null where the row was refused at submit."""
+    sampling: Mapped[str | None] = mapped_column(Text)
+    """JSON text of the row's own sampling values, over the job's."""
+    state: Mapped[str] = mapped_column(String(16))
+    error_code: Mapped[str | None] = mapped_column(String(40))
+    error: Mapped[str | None] = mapped_column(Text)
+    attempts: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    """Times this row alone was in the engine when the worker died."""
+
+
+class Output(Base):
+    """One finished sample of a request."""
+
+    __tablename__ = "outputs"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012  (SQLAlchemy's protocol)
+
+    request_id: Mapped[int] = mapped_column(_BigId, ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
+    sample: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    text: Mapped[str] = mapped_column(Text)
+    finish_reason: Mapped[str | None] = mapped_column(String(16))
+    prompt_tokens: Mapped[int] = mapped_column(Integer)
+    output_tokens: Mapped[int] = mapped_column(Integer)
+
+
+class RequestStats(Base):
+    """A sample's memory receipt; the columns are defined in docs/statistics.md."""
+
+    __tablename__ = "request_stats"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
+
+    request_id: Mapped[int] = mapped_column(_BigId, ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
+    sample: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    threads: Mapped[int] = mapped_column(Integer)
+    forks: Mapped[int] = mapped_column(Integer)
+    max_width: Mapped[int] = mapped_column(Integer)
+    steps: Mapped[int] = mapped_column(Integer)
+    peak_cached_tokens: Mapped[int] = mapped_column(Integer)
+    peak_blocks: Mapped[int] = mapped_column(Integer)
+    attended_tokens: Mapped[int] = mapped_column(BigInteger)
+    sequential_peak_tokens: Mapped[int] = mapped_column(Integer)
+    sequential_attended_tokens: Mapped[int] = mapped_column(BigInteger)
+    preemptions: Mapped[int] = mapped_column(Integer)
+
+
+class ThreadNode(Base):
+    """One paragraph node of a sample's thread tree, written once, when the request is done."""
+
+    __tablename__ = "thread_nodes"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
+
+    request_id: Mapped[int] = mapped_column(_BigId, ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
+    sample: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    node: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    parent: Mapped[int | None] = mapped_column(Integer)
+    kind: Mapped[str] = mapped_column(String(16))
+    """`root`, `detail` (first child) or `sibling` (next sibling)."""
+    thread: Mapped[int] = mapped_column(Integer)
+    start: Mapped[int] = mapped_column(Integer)
+    """Span [start, end) in tokens of the restored output."""
+    end: Mapped[int] = mapped_column(Integer)
+    first_step: Mapped[int] = mapped_column(Integer)
+    """Engine steps of the node's first and last token, counted from the request's first sampled token (0)."""
+    last_step: Mapped[int] = mapped_column(Integer)
+
+
+class Worker(Base):
+    """A worker process, from its start to its exit."""
+
+    __tablename__ = "workers"
+    __table_args__ = (Index("ix_workers_model_heartbeat", "model", "heartbeat_at"),)
+
+    id: Mapped[str] = mapped_column(_Ulid, primary_key=True)
+    model: Mapped[str] = mapped_column(String(63))
+    host: Mapped[str] = mapped_column(String(255))
+    pid: Mapped[int] = mapped_column(Integer)
+    state: Mapped[str] = mapped_column(String(16))
+    """`starting`, `ready`, `draining` or `exited`."""
+    engine: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    """The running engine's facts: block size, KV blocks, context length, versions."""
+    started_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    heartbeat_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    exited_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    exit_reason: Mapped[str | None] = mapped_column(Text)

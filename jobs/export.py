@@ -1,0 +1,238 @@
+"""Export: the input columns untouched, plus the result columns, in input order, in bounded memory.
+
+The stored file is read batch by batch, and beside each batch the database is asked for exactly its rows (keyset pages):
+no cursor stays open, so an export may take long, run while the job runs, and never sees a row twice.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlalchemy import Connection, select
+
+from db.models import Output, Request, RequestStats, ThreadNode
+from db.session import Database
+from db.states import RequestState
+from jobs import store
+from jobs.errors import BadInput
+from jobs.service import job_detail
+from jobs.settings import Settings
+from jobs.source import iter_batches, open_parquet
+
+TREE_TYPE = pa.list_(
+    pa.struct(
+        [
+            ("node", pa.int32()),
+            ("parent", pa.int32()),
+            ("kind", pa.string()),
+            ("thread", pa.int32()),
+            ("start", pa.int32()),
+            ("end", pa.int32()),
+            ("first_step", pa.int32()),
+            ("last_step", pa.int32()),
+        ]
+    )
+)
+RESULT_FIELDS: list[pa.Field] = [
+    pa.field("forq_output", pa.string()),
+    pa.field("forq_finish_reason", pa.string()),
+    pa.field("forq_error_code", pa.string()),
+    pa.field("forq_error", pa.string()),
+    pa.field("forq_sample", pa.int32()),
+    pa.field("forq_prompt_tokens", pa.int32()),
+    pa.field("forq_output_tokens", pa.int32()),
+    pa.field("forq_threads", pa.int32()),
+    pa.field("forq_forks", pa.int32()),
+    pa.field("forq_max_width", pa.int32()),
+    pa.field("forq_steps", pa.int32()),
+    pa.field("forq_peak_cached_tokens", pa.int32()),
+    pa.field("forq_peak_blocks", pa.int32()),
+    pa.field("forq_attended_tokens", pa.int64()),
+    pa.field("forq_sequential_peak_tokens", pa.int32()),
+    pa.field("forq_sequential_attended_tokens", pa.int64()),
+    pa.field("forq_preemptions", pa.int32()),
+]
+TREE_FIELD = pa.field("forq_tree", TREE_TYPE)
+ROW_GROUP_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    num_rows: int
+
+
+def export_job(
+    database: Database,
+    settings: Settings,
+    job_id: str,
+    target: Path,
+    *,
+    format: str = "parquet",
+    failed_only: bool = False,
+    with_trees: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Exported:
+    """Write a job's rows and results to `target`, which appears only when it is whole.
+
+    A row with several samples becomes as many output rows; a row without an answer keeps one, with null results.
+
+    Raises:
+        NotFound: no such job, or its input is not on this machine.
+        BadInput: the target's folder does not exist or cannot be written.
+    """
+    if format not in ("parquet", "jsonl"):
+        raise BadInput(f"format is {format!r}: use parquet or jsonl")
+    if target.is_dir() or not target.parent.is_dir():
+        raise BadInput(f"{target}: not a file in a folder that exists")
+    temporary = store.temporary_beside(target)
+    num_rows = 0
+    try:
+        batches = iter_results(
+            database, settings, job_id, failed_only=failed_only, with_trees=with_trees, progress=progress
+        )
+        schema = next(batches).schema  # the first one is always there, and empty
+        with (_ParquetSink if format == "parquet" else _JsonlSink)(temporary, schema) as sink:
+            for batch in batches:
+                sink.write(batch)
+                num_rows += batch.num_rows
+        store.publish(temporary, target)
+    except OSError as error:
+        raise BadInput(f"{target}: cannot be written ({error.strerror or error})") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Exported(target, num_rows)
+
+
+def iter_results(
+    database: Database,
+    settings: Settings,
+    job_id: str,
+    *,
+    failed_only: bool = False,
+    with_trees: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the result batches in input order; the first one is empty and carries the schema."""
+    job = job_detail(database, job_id)
+    path = store.locate(settings, job.data_key)
+    fields = [*RESULT_FIELDS, TREE_FIELD] if with_trees else RESULT_FIELDS
+    with open_parquet(path, settings.limits) as file:
+        source_schema = file.schema_arrow
+        schema = pa.schema([*source_schema, *fields], metadata=source_schema.metadata)
+        yield pa.RecordBatch.from_pylist([], schema=schema)
+        start = 0
+        for batch in iter_batches(file, None, path.name):
+            with database.read() as connection:
+                indices, columns = _results(connection, job_id, start, batch.num_rows, failed_only, with_trees)
+            start += batch.num_rows
+            if indices:
+                rows = batch if indices == list(range(batch.num_rows)) else batch.take(pa.array(indices))
+                results = [pa.array(columns[field.name], type=field.type) for field in fields]
+                yield pa.RecordBatch.from_arrays([*rows.columns, *results], schema=schema)
+            if progress is not None:
+                progress("exporting", start, job.num_rows)
+
+
+def _results(
+    connection: Connection, job_id: str, start: int, num_rows: int, failed_only: bool, with_trees: bool
+) -> tuple[list[int], dict[str, list[Any]]]:
+    """The result columns of rows [start, start + num_rows), and which input row of the batch each belongs to."""
+    statement = (
+        select(
+            Request.row_index,
+            Output.text.label("forq_output"),
+            Output.finish_reason.label("forq_finish_reason"),
+            Request.error_code.label("forq_error_code"),
+            Request.error.label("forq_error"),
+            Output.sample.label("forq_sample"),
+            Output.prompt_tokens.label("forq_prompt_tokens"),
+            Output.output_tokens.label("forq_output_tokens"),
+            *(getattr(RequestStats, f.name.removeprefix("forq_")).label(f.name) for f in RESULT_FIELDS[7:]),
+        )
+        .select_from(Request)
+        .outerjoin(Output, Output.request_id == Request.id)
+        .outerjoin(
+            RequestStats, (RequestStats.request_id == Output.request_id) & (RequestStats.sample == Output.sample)
+        )
+        .where(Request.job_id == job_id, Request.row_index >= start, Request.row_index < start + num_rows)
+        .order_by(Request.row_index, Output.sample)
+    )
+    if failed_only:
+        statement = statement.where(Request.state == RequestState.FAILED)
+    rows = connection.execute(statement).all()
+    columns: dict[str, list[Any]] = {f.name: [row._mapping[f.name] for row in rows] for f in RESULT_FIELDS}
+    if with_trees:
+        trees = _trees(connection, job_id, start, num_rows)
+        columns[TREE_FIELD.name] = [trees.get((row.row_index, row.forq_sample)) for row in rows]
+    return [row.row_index - start for row in rows], columns
+
+
+def _trees(
+    connection: Connection, job_id: str, start: int, num_rows: int
+) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    names = [f.name for f in TREE_TYPE.value_type]
+    statement = (
+        select(Request.row_index, ThreadNode.sample, *(getattr(ThreadNode, name) for name in names))
+        .join(Request, Request.id == ThreadNode.request_id)
+        .where(Request.job_id == job_id, Request.row_index >= start, Request.row_index < start + num_rows)
+        .order_by(Request.row_index, ThreadNode.sample, ThreadNode.node)
+    )
+    trees: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in connection.execute(statement):
+        node = {name: getattr(row, name) for name in names}
+        trees.setdefault((row.row_index, row.sample), []).append(node)
+    return trees
+
+
+class _ParquetSink:
+    """Collects batches into row groups of a useful size; no statistics, whose footer would leak prompts."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", write_statistics=False)
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema))
+        self._waiting, self._waiting_bytes = [], 0
+
+    def __enter__(self) -> "_ParquetSink":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._flush()
+        self._writer.close()
+
+
+class _JsonlSink:
+    """One JSON object a line; what JSON has no type for (dates, bytes, decimals) is written as text."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._file.writelines(json.dumps(row, ensure_ascii=False, default=_as_text) + "\n" for row in batch.to_pylist())
+
+    def __enter__(self) -> "_JsonlSink":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _as_text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,189 @@
+"""The write path: finished rows of a leased shard, in one fenced transaction; and the rows still to do."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from db.models import Job, Output, Request, RequestStats, Shard, ThreadNode
+from db.session import Database
+from db.states import RequestState
+from jobs.errors import LeaseLost
+from jobs.leases import Lease, fenced
+from jobs.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRow:
+    """A row to generate."""
+
+    request_id: int
+    row_index: int
+    payload: dict[str, Any]
+    sampling: Sampling
+    """The row's own values over the job's."""
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The memory receipt of one sample; exact definitions in docs/statistics.md."""
+
+    threads: int
+    forks: int
+    max_width: int
+    steps: int
+    peak_cached_tokens: int
+    peak_blocks: int
+    attended_tokens: int
+    sequential_peak_tokens: int
+    sequential_attended_tokens: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A paragraph node: its span [start, end) in tokens of the restored output and its first and last engine step."""
+
+    node: int
+    parent: int | None
+    kind: str
+    thread: int
+    start: int
+    end: int
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    output_tokens: int
+    stats: Stats
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """How one row ended: with its samples, or with an error."""
+
+    request_id: int
+    samples: tuple[SampleResult, ...] = field(default=())
+    error_code: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWork:
+    decoding: str
+    job_state: str
+    rows: list[PendingRow]
+
+
+def load(database: Database, lease: Lease) -> ShardWork:
+    """The rows of a leased shard that have not ended."""
+    with database.read() as connection:
+        job = connection.execute(select(Job.sampling, Job.decoding, Job.state).where(Job.id == lease.job_id)).one()
+        rows = connection.execute(
+            select(Request.id, Request.row_index, Request.payload, Request.sampling, Request.attempts)
+            .where(
+                Request.job_id == lease.job_id,
+                Request.row_index >= lease.start_row,
+                Request.row_index < lease.end_row,
+                Request.state == RequestState.QUEUED,
+            )
+            .order_by(Request.row_index)
+        ).all()
+    base = Sampling.model_validate(job.sampling)
+    pending = [
+        PendingRow(
+            request_id=row.id,
+            row_index=row.row_index,
+            payload=json.loads(row.payload),
+            sampling=Sampling.model_validate_json(row.sampling).over(base) if row.sampling else base,
+            attempts=row.attempts,
+        )
+        for row in rows
+    ]
+    return ShardWork(job.decoding, job.state, pending)
+
+
+def write(database: Database, lease: Lease, results: list[RowResult]) -> None:
+    """Store finished rows: outputs, statistics, trees, row states and the shard's counters, all or nothing.
+
+    Raises:
+        LeaseLost: the lease is another's now, or a row has ended already; nothing was stored.
+    """
+    if not results:
+        return
+    completed = [result for result in results if result.error_code is None]
+    failed = [result for result in results if result.error_code is not None]
+    outputs, stats, nodes = _rows_of(completed)
+    with database.write() as connection:
+        # The fence comes first: on PostgreSQL it also locks the shard against the sweeper until the commit.
+        owned = connection.execute(
+            update(Shard)
+            .where(fenced(lease))
+            .values(
+                num_completed=Shard.num_completed + len(completed),
+                num_failed=Shard.num_failed + len(failed),
+                output_tokens=Shard.output_tokens + sum(row["output_tokens"] for row in outputs),
+            )
+        ).rowcount
+        if owned != 1:
+            raise LeaseLost(f"{lease}: another worker owns it now")
+        for table, rows in ((Output, outputs), (RequestStats, stats), (ThreadNode, nodes)):
+            if rows:
+                connection.execute(insert(table), rows)
+        ended = 0
+        if completed:
+            ended += connection.execute(
+                update(Request)
+                .where(Request.id.in_([row.request_id for row in completed]), Request.state == RequestState.QUEUED)
+                .values(state=RequestState.COMPLETED)
+            ).rowcount
+        for row in failed:
+            ended += connection.execute(
+                update(Request)
+                .where(Request.id == row.request_id, Request.state == RequestState.QUEUED)
+                .values(state=RequestState.FAILED, error_code=row.error_code, error=row.error)
+            ).rowcount
+        if ended != len(results):
+            raise LeaseLost(f"{lease}: {len(results) - ended} of {len(results)} rows had ended already")
+
+
+def count_attempt(database: Database, lease: Lease, row: PendingRow) -> None:
+    """Note, before a suspect row enters the engine alone, that it did: if the worker dies, the row is found out.
+
+    Raises:
+        LeaseLost: the lease is another's now.
+    """
+    with database.write() as connection:
+        owned = connection.execute(select(Shard.id).where(fenced(lease)).with_for_update()).first()
+        if owned is None:
+            raise LeaseLost(f"{lease}: another worker owns it now")
+        connection.execute(update(Request).where(Request.id == row.request_id).values(attempts=Request.attempts + 1))
+
+
+def _rows_of(completed: list[RowResult]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    outputs: list[dict[str, Any]] = []
+    stats: list[dict[str, Any]] = []
+    nodes: list[dict[str, Any]] = []
+    for result in completed:
+        for number, sample in enumerate(result.samples):
+            key = {"request_id": result.request_id, "sample": number}
+            outputs.append(
+                {
+                    **key,
+                    "text": sample.text.replace("\x00", "\ufffd"),  # PostgreSQL refuses NUL in text
+                    "finish_reason": sample.finish_reason,
+                    "prompt_tokens": sample.prompt_tokens,
+                    "output_tokens": sample.output_tokens,
+                }
+            )
+            stats.append({**key, **asdict(sample.stats)})
+            nodes.extend({**key, **asdict(node)} for node in sample.nodes)
+    return outputs, stats, nodes

@@ -1,0 +1,296 @@
+"""Turns input rows into requests: the prompt or messages as JSON, the row's own sampling values, or the row's error.
+
+A bad row never raises: it becomes a `PreparedRow` with an error code, so that all the others are answered.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from jinja2 import StrictUndefined, Template, TemplateError, meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import BaseModel, ConfigDict
+
+from jobs.errors import BadInput
+from jobs.messages import BadText, RowError, check_messages
+from jobs.sampling import Sampling, parse_sampling, sampling_fields
+from jobs.settings import Limits
+from jobs.source import BATCH_LINE_SCHEMA, require_column
+
+SAMPLING_COLUMN = "sampling"
+CHAT_URL, COMPLETIONS_URL = "/v1/chat/completions", "/v1/completions"
+MAX_TEMPLATE_CHARS = 1 << 20
+
+
+class Mapping(BaseModel):
+    """How a file's rows become prompts; stored with the job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["prompt", "messages", "template", "batch_lines"]
+    column: str | None = None
+    template: str | None = None
+    id_column: str | None = None
+    has_sampling: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRow:
+    """A row as it goes into the database. Either `payload` or `error_code` is set."""
+
+    custom_id: str | None = None
+    payload: str | None = None
+    sampling: str | None = None
+    error_code: str | None = None
+    error: str | None = None
+
+
+def make_mapping(
+    schema: pa.Schema,
+    path: Path,
+    *,
+    prompt_column: str | None = None,
+    messages_column: str | None = None,
+    template: str | None = None,
+    id_column: str | None = None,
+) -> Mapping:
+    """Decide how rows become prompts, and check that the file has the columns with usable types.
+
+    Raises:
+        BadInput: more than one way given, a column missing or of another type, a template that does not parse or
+            uses a column the file does not have, unknown fields in the `sampling` struct.
+    """
+    given = [name for name in (prompt_column, messages_column, template) if name is not None]
+    if len(given) > 1:
+        raise BadInput("give one of --prompt-column, --messages-column and --template, not several")
+    if id_column is not None:
+        require_column(schema, id_column, path)
+    has_sampling = _check_sampling_column(schema, path)
+    if not given:
+        if schema.names == BATCH_LINE_SCHEMA.names:
+            return Mapping(kind="batch_lines", id_column=id_column or "custom_id")
+        prompt_column = "prompt" if "prompt" in schema.names else None
+        messages_column = "messages" if prompt_column is None and "messages" in schema.names else None
+        if prompt_column is None and messages_column is None:
+            raise BadInput(
+                f"{path.name} has neither a 'prompt' nor a 'messages' column (its columns: {', '.join(schema.names)}): "
+                "say which to use with --prompt-column, --messages-column or --template"
+            )
+    if template is not None:
+        _compile(template, schema.names)
+        return Mapping(kind="template", template=template, id_column=id_column, has_sampling=has_sampling)
+    if prompt_column is not None:
+        require_column(schema, prompt_column, path)
+        field = schema.field(prompt_column)
+        if not (_is_text(field.type) or pa.types.is_null(field.type)):
+            raise BadInput(f"column {prompt_column!r} has type {field.type}: prompts are strings")
+        return Mapping(kind="prompt", column=prompt_column, id_column=id_column, has_sampling=has_sampling)
+    assert messages_column is not None
+    require_column(schema, messages_column, path)
+    field = schema.field(messages_column)
+    if not (_is_text(field.type) or _is_messages(field.type) or pa.types.is_null(field.type)):
+        raise BadInput(
+            f"column {messages_column!r} has type {field.type}: it must be list<struct<role, content>> or JSON strings"
+        )
+    return Mapping(kind="messages", column=messages_column, id_column=id_column, has_sampling=has_sampling)
+
+
+def columns_of(mapping: Mapping) -> list[str] | None:
+    """The columns to read; None for all (a template may use any)."""
+    if mapping.kind == "template":
+        return None
+    if mapping.kind == "batch_lines":
+        return list(BATCH_LINE_SCHEMA.names)
+    extra = [mapping.id_column, SAMPLING_COLUMN if mapping.has_sampling else None]
+    return list(dict.fromkeys(name for name in [mapping.column, *extra] if name is not None))
+
+
+class RowReader:
+    """Prepares the rows of batches that all come from one file."""
+
+    def __init__(self, mapping: Mapping, schema: pa.Schema, limits: Limits, model: str) -> None:
+        self._mapping = mapping
+        self._limits = limits
+        self._model = model
+        self._template = _compile(mapping.template, schema.names) if mapping.template is not None else None
+
+    def prepare(self, batch: pa.RecordBatch) -> Iterator[PreparedRow]:
+        """Yield one `PreparedRow` per row of the batch, in order."""
+        columns = {name: _to_python(batch.column(i)) for i, name in enumerate(batch.schema.names)}
+        for index in range(batch.num_rows):
+            row = {name: values[index] for name, values in columns.items()}
+            yield self._prepare_row(row)
+
+    def _prepare_row(self, row: dict[str, Any]) -> PreparedRow:
+        custom_id = _id_text(row.get(self._mapping.id_column)) if self._mapping.id_column else None
+        try:
+            if self._mapping.kind == "batch_lines":
+                payload, sampling = self._from_batch_line(row)
+            else:
+                payload = self._payload(row)
+                sampling = self._sampling(row.get(SAMPLING_COLUMN)) if self._mapping.has_sampling else None
+            text = json.dumps(payload, ensure_ascii=False)
+            size = len(_encode(text))
+        except RowError as error:
+            return PreparedRow(custom_id=custom_id, error_code=error.code, error=str(error))
+        limit = self._limits.max_cell_bytes
+        if size > limit:
+            message = f"the prompt has {size} bytes, the limit is {limit}: shorten it or raise limits.max_cell_bytes"
+            return PreparedRow(custom_id=custom_id, error_code="prompt_too_large", error=message)
+        return PreparedRow(custom_id=custom_id, payload=text, sampling=_sampling_json(sampling))
+
+    def _payload(self, row: dict[str, Any]) -> dict[str, Any]:
+        if self._template is not None:
+            try:
+                return {"prompt": _check_prompt(self._template.render(row), "the rendered template")}
+            except RowError:
+                raise
+            except Exception as error:  # any filter or operator of a user's template may raise anything
+                text = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise RowError("template_failed", f"the template failed on this row: {text}") from None
+        assert self._mapping.column is not None
+        value = row[self._mapping.column]
+        if self._mapping.kind == "prompt":
+            return {"prompt": _check_prompt(value, f"column {self._mapping.column!r}")}
+        return {"messages": check_messages(value)}
+
+    def _sampling(self, value: Any) -> Sampling | None:
+        if value is None:
+            return None
+        try:
+            return parse_sampling(value, max_n=self._limits.max_n, max_max_tokens=self._limits.max_max_tokens)
+        except BadInput as error:
+            raise RowError("invalid_sampling", str(error)) from None
+
+    def _from_batch_line(self, row: dict[str, Any]) -> tuple[dict[str, Any], Sampling | None]:
+        body = json.loads(row["body"])
+        if row["method"] != "POST":
+            raise RowError("invalid_request", f"method is {row['method']!r}: only POST is served")
+        if body.pop("model", self._model) != self._model:
+            raise RowError("invalid_request", f"body.model is another than the job's, {self._model!r}: submit it apart")
+        if body.pop("stream", False):
+            raise RowError("invalid_request", "stream is true: a batch cannot stream, leave it out")
+        if "max_completion_tokens" in body:
+            body["max_tokens"] = body.pop("max_completion_tokens")
+        if row["url"] == CHAT_URL:
+            payload: dict[str, Any] = {"messages": check_messages(body.pop("messages", None))}
+        elif row["url"] == COMPLETIONS_URL:
+            payload = {"prompt": _check_prompt(body.pop("prompt", None), "body.prompt"), "raw": True}
+        else:
+            raise RowError("invalid_request", f"url is {row['url']!r}: {CHAT_URL} and {COMPLETIONS_URL} are served")
+        return payload, self._sampling(body)
+
+
+def _check_prompt(value: Any, what: str) -> str:
+    if isinstance(value, BadText):
+        raise RowError("invalid_text", value.message)
+    if value is None:
+        raise RowError("empty_prompt", f"{what} is null: a prompt needs text")
+    if not isinstance(value, str):
+        raise RowError("invalid_prompt", f"{what} is a {type(value).__name__}: a prompt is a string")
+    if not value.strip():
+        raise RowError("empty_prompt", f"{what} is empty: a prompt needs text")
+    return value
+
+
+def _encode(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        message = "the text holds half of a surrogate pair, which is not Unicode: write it again as valid UTF-8"
+        raise RowError("invalid_text", message) from None
+
+
+def _sampling_json(sampling: Sampling | None) -> str | None:
+    said = sampling.said() if sampling is not None else {}
+    return json.dumps(said) if said else None
+
+
+def _id_text(value: Any) -> str | None:
+    if value is None or isinstance(value, BadText):
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text.replace("\x00", "\ufffd")  # PostgreSQL refuses NUL in text
+
+
+def _to_python(column: pa.Array) -> list[Any]:
+    """Values of a column; a string that is not UTF-8 becomes `BadText`, alone, instead of failing the batch."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        return [_decode(value) for value in column.to_pylist()]
+    try:
+        column.validate(full=True)
+        return list(column.to_pylist())
+    except (pa.ArrowInvalid, UnicodeDecodeError):
+        pass
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        as_binary = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+        return [_decode(value) for value in pc.cast(column, as_binary, safe=False).to_pylist()]
+    values: list[Any] = []
+    for scalar in column:  # nested: find the rows that are damaged one by one
+        try:
+            values.append(scalar.as_py())
+        except (UnicodeDecodeError, pa.ArrowInvalid):
+            values.append(BadText("a text in this row is not valid UTF-8: write it again as UTF-8"))
+    return values
+
+
+def _decode(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        bad = value[error.start : error.start + 1].hex()
+        return BadText(f"byte {error.start} (0x{bad}) is not valid UTF-8: write the text again as UTF-8")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(
+        check(kind)
+        for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary)
+    )
+
+
+def _is_messages(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return False
+    names = {kind.value_type.field(i).name for i in range(kind.value_type.num_fields)}
+    return {"role", "content"} <= names
+
+
+def _check_sampling_column(schema: pa.Schema, path: Path) -> bool:
+    if SAMPLING_COLUMN not in schema.names:
+        return False
+    kind = schema.field(SAMPLING_COLUMN).type
+    if not pa.types.is_struct(kind):
+        raise BadInput(f"{path.name}: column 'sampling' has type {kind}: it must be a struct, or have another name")
+    names = [kind.field(i).name for i in range(kind.num_fields)]
+    unknown = [name for name in names if name not in sampling_fields()]
+    if unknown:
+        raise BadInput(
+            f"{path.name}: the sampling struct has unknown field(s) {', '.join(unknown)}: "
+            f"use {', '.join(sorted(sampling_fields()))}"
+        )
+    return True
+
+
+def _compile(source: str, columns: list[str]) -> Template:
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise BadInput(f"the template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    try:
+        unknown = sorted(meta.find_undeclared_variables(environment.parse(source)) - {*columns, *environment.globals})
+        template = environment.from_string(source)
+    except TemplateError as error:
+        raise BadInput(f"the template does not parse: {error}") from None
+    if unknown:
+        raise BadInput(f"the template uses {', '.join(unknown)}; the file's columns are {', '.join(columns)}")
+    return template

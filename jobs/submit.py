@@ -1,0 +1,274 @@
+"""Submitting: a file becomes a job, its shards and its requests, in one transaction.
+
+The slow part, reading and checking every row, happens before that transaction, into a spool file: SQLite has one write
+lock, and workers must not wait for a template to be rendered a million times.
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlalchemy import Connection, func, insert, select
+from sqlalchemy.exc import IntegrityError
+from ulid import ULID
+
+from db.clock import db_now
+from db.models import Job, Request, Shard
+from db.session import Database
+from db.states import JobState, RequestState, ShardState
+from jobs import store
+from jobs.errors import BadInput
+from jobs.rows import Mapping, RowReader, columns_of, make_mapping
+from jobs.sampling import Sampling, parse_sampling
+from jobs.settings import Settings
+from jobs.source import check_suffix, is_jsonl, iter_batches, jsonl_to_parquet, open_parquet
+
+MAX_NAME_CHARS = 200
+MAX_PRIORITY = 1000
+INSERT_ROWS = 4096
+
+_ROW_COLUMNS = ("custom_id", "payload", "sampling", "error_code", "error")
+_SPOOL_SCHEMA = pa.schema([(name, pa.large_string()) for name in _ROW_COLUMNS])
+_REQUEST_COLUMNS = ("job_id", "row_index", "state", *_ROW_COLUMNS)
+
+Progress = Callable[[str, int, int], None]
+"""Called with the phase's name, rows done, rows in all."""
+
+
+@dataclass(frozen=True)
+class SubmitOptions:
+    """What a user may say about a job."""
+
+    model: str
+    prompt_column: str | None = None
+    messages_column: str | None = None
+    template: str | None = None
+    id_column: str | None = None
+    decoding: str = "ar"
+    sampling: dict[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    kv_share: float | None = None
+    name: str | None = None
+    source: str = "cli"
+    dedupe: bool = False
+    """The same content with the same options is one job (the drop folder)."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    job_id: str
+    model: str
+    num_rows: int
+    num_shards: int
+    num_refused: int
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class _Spool:
+    """Every row of the file, checked, on disk."""
+
+    path: Path
+    failed_per_shard: list[int]
+    num_rows: int
+
+
+def submit_file(
+    database: Database, settings: Settings, path: Path, options: SubmitOptions, progress: Progress | None = None
+) -> Submitted:
+    """Check a file, store it and queue its rows; nothing is kept when it is refused.
+
+    The caller rings the doorbell afterwards (`jobs.doorbell`): the job is already safe by then.
+
+    Raises:
+        BadInput: options or file cannot be used; one line that says what, which limit, and what to do.
+    """
+    sampling = check_options(settings, options)
+    check_suffix(path)
+    report = progress or (lambda phase, done, total: None)
+    with tempfile.TemporaryDirectory(prefix="forq-submit-") as scratch:
+        parquet = path
+        if is_jsonl(path):
+            parquet = Path(scratch) / f"{path.stem}.parquet"
+            jsonl_to_parquet(path, parquet, settings.limits)
+        file = open_parquet(parquet, settings.limits)
+        with file:
+            mapping = make_mapping(
+                file.schema_arrow,
+                path,
+                prompt_column=options.prompt_column,
+                messages_column=options.messages_column,
+                template=options.template,
+                id_column=options.id_column,
+            )
+            spool = _spool_rows(file, mapping, settings, options, path.name, Path(scratch), report)
+        data_key = store.keep(settings, parquet)
+        dedupe_key = _dedupe_key(data_key, mapping, sampling, options) if options.dedupe else None
+        return _insert(database, settings, options, sampling, mapping, spool, data_key, dedupe_key, report)
+
+
+def check_options(settings: Settings, options: SubmitOptions) -> Sampling:
+    """Check everything that does not need the file; returns the job's sampling values."""
+    settings.model(options.model)
+    if options.decoding == "apar":
+        raise BadInput("decoding 'apar' is not available: this version has no forking engine yet; use --decoding ar")
+    if options.decoding != "ar":
+        raise BadInput(f"decoding is {options.decoding!r}: use 'ar'")
+    if options.kv_share is not None:
+        raise BadInput("--kv-share needs the forking engine, which this version does not have yet: leave it out")
+    if not -MAX_PRIORITY <= options.priority <= MAX_PRIORITY:
+        raise BadInput(f"priority is {options.priority}: it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    if options.name is not None and not 0 < len(options.name) <= MAX_NAME_CHARS:
+        raise BadInput(f"the name has {len(options.name)} characters: 1 to {MAX_NAME_CHARS} are allowed")
+    if options.name is not None and not options.name.isprintable():
+        raise BadInput("the name has control characters: use printable ones")
+    limits = settings.limits
+    return parse_sampling(options.sampling, max_n=limits.max_n, max_max_tokens=limits.max_max_tokens)
+
+
+def _spool_rows(
+    file: pq.ParquetFile,
+    mapping: Mapping,
+    settings: Settings,
+    options: SubmitOptions,
+    name: str,
+    scratch: Path,
+    report: Progress,
+) -> _Spool:
+    reader = RowReader(mapping, file.schema_arrow, settings.limits, options.model)
+    total = file.metadata.num_rows
+    shard_rows = settings.queue.shard_rows
+    failed_per_shard = [0] * -(-total // shard_rows)
+    num_rows = 0
+    path = scratch / "rows.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SPOOL_SCHEMA) as writer:
+        for batch in iter_batches(file, columns_of(mapping), name):
+            rows = list(reader.prepare(batch))
+            for index, row in enumerate(rows, start=num_rows):
+                if row.error_code is not None:
+                    failed_per_shard[index // shard_rows] += 1
+            num_rows += len(rows)
+            columns = [[getattr(row, name) for row in rows] for name in _SPOOL_SCHEMA.names]
+            writer.write_batch(pa.record_batch(columns, schema=_SPOOL_SCHEMA))
+            report("reading", num_rows, total)
+    if num_rows != total:
+        raise BadInput(f"{name} says it has {total} rows but holds {num_rows}: write it again")
+    return _Spool(path, failed_per_shard, num_rows)
+
+
+def _dedupe_key(data_key: str, mapping: Mapping, sampling: Sampling, options: SubmitOptions) -> str:
+    options_said = [options.model, options.decoding, options.priority, options.name]
+    said = [data_key, *options_said, mapping.model_dump(), sampling.said()]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _insert(
+    database: Database,
+    settings: Settings,
+    options: SubmitOptions,
+    sampling: Sampling,
+    mapping: Mapping,
+    spool: _Spool,
+    data_key: str,
+    dedupe_key: str | None,
+    report: Progress,
+) -> Submitted:
+    job_id = str(ULID())
+    num_shards = len(spool.failed_per_shard)
+    num_refused = sum(spool.failed_per_shard)
+    try:
+        with database.write() as connection:
+            connection.execute(
+                insert(Job).values(
+                    id=job_id,
+                    name=options.name,
+                    state=JobState.QUEUED,
+                    model=options.model,
+                    decoding=options.decoding,
+                    sampling=sampling.said(),
+                    mapping=mapping.model_dump(),
+                    source=options.source,
+                    data_key=data_key,
+                    dedupe_key=dedupe_key,
+                    priority=options.priority,
+                    num_rows=spool.num_rows,
+                    created_at=db_now(),
+                )
+            )
+            _insert_shards(connection, settings, options, job_id, spool)
+            for start, rows in _request_tuples(spool, job_id):
+                _insert_requests(connection, database.is_sqlite, rows)
+                report("storing", start + len(rows), spool.num_rows)
+    except IntegrityError:
+        if dedupe_key is None:
+            raise
+        with database.read() as connection:
+            row = connection.execute(select(Job.id, Job.num_rows).where(Job.dedupe_key == dedupe_key)).one()
+        return Submitted(row.id, options.model, row.num_rows, num_shards, num_refused, is_new=False)
+    return Submitted(job_id, options.model, spool.num_rows, num_shards, num_refused, is_new=True)
+
+
+def _insert_shards(
+    connection: Connection, settings: Settings, options: SubmitOptions, job_id: str, spool: _Spool
+) -> None:
+    epoch = (
+        func.extract("epoch", func.clock_timestamp())
+        if connection.dialect.name == "postgresql"
+        else (func.julianday("now") - 2440587.5) * 86400.0
+    )
+    now_s = float(connection.execute(select(epoch)).scalar_one())
+    queue_key = now_s - options.priority * settings.queue.ageing_s_per_priority
+    shard_rows = settings.queue.shard_rows
+    connection.execute(
+        insert(Shard),
+        [
+            {
+                "job_id": job_id,
+                "ordinal": ordinal,
+                "start_row": ordinal * shard_rows,
+                "end_row": min((ordinal + 1) * shard_rows, spool.num_rows),
+                "model": options.model,
+                "state": ShardState.QUEUED,
+                "queue_key": queue_key,
+                "num_failed": num_failed,
+            }
+            for ordinal, num_failed in enumerate(spool.failed_per_shard)
+        ],
+    )
+
+
+def _request_tuples(spool: _Spool, job_id: str) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
+    """Yield (first row's index, rows) in chunks of about `INSERT_ROWS`."""
+    with pa.OSFile(str(spool.path), "rb") as source, pa.ipc.open_stream(source) as batches:
+        start = 0
+        rows: list[tuple[Any, ...]] = []
+        for batch in batches:
+            columns = [batch.column(i).to_pylist() for i in range(batch.num_columns)]
+            for offset, values in enumerate(zip(*columns, strict=True), start=start + len(rows)):
+                state = RequestState.QUEUED if values[3] is None else RequestState.FAILED
+                rows.append((job_id, offset, state.value, *values))
+            if len(rows) >= INSERT_ROWS:
+                yield start, rows
+                start, rows = start + len(rows), []
+        if rows:
+            yield start, rows
+
+
+def _insert_requests(connection: Connection, is_sqlite: bool, rows: list[tuple[Any, ...]]) -> None:
+    names = ", ".join(_REQUEST_COLUMNS)
+    table = Request.__tablename__
+    if is_sqlite:
+        marks = ", ".join("?" * len(_REQUEST_COLUMNS))
+        connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)  # noqa: S608
+        return
+    # COPY is three times as fast as executemany in PostgreSQL.
+    driver: Any = connection.connection.driver_connection
+    with driver.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
+        for row in rows:
+            copy.write_row(row)
