@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, exists, func, select, update
 
 from db.clock import db_now
 from db.models import Job, Request, Shard
 from db.session import Database
 from db.states import ENDED, JobState, RequestState, ShardState, sources_of
 from jobs.errors import Conflict, NotFound
+from jobs.messages import storable, storable_error
 
 _OPEN = (ShardState.QUEUED, ShardState.LEASED)
 
@@ -31,10 +32,23 @@ def settle_job(database: Database, job_id: str) -> None:
     with database.write() as connection:
         job = _lock(connection, job_id)
         # Looked at again under the lock: of two workers that end the last two shards, the later one sees both ended.
-        if job.state not in (JobState.RUNNING, JobState.CANCELLING) or _has_open_shards(connection, job_id):
+        if job.state in ENDED or _has_open_shards(connection, job_id):
             return
+        if job.state == JobState.QUEUED:
+            # Its last shard was leased and ended by a worker that died, or lost the database, before it could say so.
+            connection.execute(update(Job).where(Job.id == job_id).values(state=JobState.RUNNING, started_at=db_now()))
         target = JobState.CANCELLED if job.state == JobState.CANCELLING else JobState.COMPLETED
         _end(connection, job_id, target)
+
+
+def stalled_jobs(database: Database) -> list[tuple[str, str]]:
+    """Id and state of the jobs that a sweep may have to end: those with no open shard, and those being cancelled."""
+    open_shard = exists().where(Shard.job_id == Job.id, Shard.state.in_(_OPEN))
+    statement = select(Job.id, Job.state).where(
+        (Job.state == JobState.CANCELLING) | (Job.state.in_((JobState.QUEUED, JobState.RUNNING)) & ~open_shard)
+    )
+    with database.read() as connection:
+        return [(row.id, row.state) for row in connection.execute(statement)]
 
 
 def cancel(database: Database, job_id: str) -> str:
@@ -74,6 +88,16 @@ def cancel_queued_shards(connection: Connection, job_id: str) -> None:
     ).all()
     for start, end in _merge([(row.start_row, row.end_row) for row in rows]):
         _set_rows(connection, job_id, start, end, RequestState.QUEUED, state=RequestState.CANCELLED)
+
+
+def cancel_released_shards(database: Database, job_id: str) -> None:
+    """End the shards that came back to the queue of a job that is being cancelled; nothing for any other job.
+
+    Under the job's lock: without it a `retry` could come between the look and the update, and lose its rows.
+    """
+    with database.write() as connection:
+        if _lock(connection, job_id).state == JobState.CANCELLING:
+            cancel_queued_shards(connection, job_id)
 
 
 def retry(database: Database, job_id: str) -> int:
@@ -126,6 +150,7 @@ def retry(database: Database, job_id: str) -> int:
 
 def fail_job(database: Database, job_id: str, error: str) -> None:
     """End a job that could not run at all; its unfinished rows fail with the same reason, so `retry` can ask them."""
+    error = storable_error(error)
     with database.write() as connection:
         job = _lock(connection, job_id)
         if job.state not in sources_of(JobState.FAILED):
@@ -157,7 +182,9 @@ def _end(connection: Connection, job_id: str, target: JobState, error: str | Non
 
 
 def _lock(connection: Connection, job_id: str) -> Row[*tuple[Any, ...]]:
-    job = connection.execute(select(Job.id, Job.state).where(Job.id == job_id).with_for_update()).one_or_none()
+    job = connection.execute(
+        select(Job.id, Job.state).where(Job.id == storable(job_id)).with_for_update()
+    ).one_or_none()
     if job is None:
         raise NotFound(f"no job {job_id}: `forq list` shows those there are")
     return job

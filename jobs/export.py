@@ -121,7 +121,7 @@ def iter_results(
     job = job_detail(database, job_id)
     path = store.locate(settings, job.data_key)
     fields = [*RESULT_FIELDS, TREE_FIELD] if with_trees else RESULT_FIELDS
-    with open_parquet(path, settings.limits) as file:
+    with open_parquet(path, None) as file:
         source_schema = file.schema_arrow
         schema = pa.schema([*source_schema, *fields], metadata=source_schema.metadata)
         yield pa.RecordBatch.from_pylist([], schema=schema)

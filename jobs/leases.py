@@ -13,7 +13,7 @@ from db.clock import db_now
 from db.models import Job, Shard
 from db.session import Database
 from db.states import JobState, ShardState
-from jobs.ending import cancel_queued_shards, settle_job
+from jobs.ending import cancel_released_shards, settle_job, stalled_jobs
 from jobs.errors import LeaseLost
 
 
@@ -159,8 +159,7 @@ def abandon(database: Database, lease: Lease) -> None:
     if not release(database, lease):
         raise LeaseLost(f"{lease}: lost")
     # Released first, then cancelled like any queued shard, job before shards: see the order of locks above.
-    with database.write() as connection:
-        cancel_queued_shards(connection, lease.job_id)
+    cancel_released_shards(database, lease.job_id)
     settle_job(database, lease.job_id)
 
 
@@ -171,14 +170,9 @@ def sweep(database: Database) -> int:
     """
     with database.write() as connection:
         num_reaped = _requeue(connection, Shard.lease_expires_at < db_now(), crashed=True)
-    with database.read() as connection:
-        open_jobs = connection.execute(
-            select(Job.id, Job.state).where(Job.state.in_([JobState.RUNNING, JobState.CANCELLING]))
-        ).all()
-    for job_id, state in open_jobs:
+    for job_id, state in stalled_jobs(database):
         if state == JobState.CANCELLING:
-            with database.write() as connection:
-                cancel_queued_shards(connection, job_id)
+            cancel_released_shards(database, job_id)
         settle_job(database, job_id)
     return num_reaped
 

@@ -1,10 +1,24 @@
 """Checks one row's conversation: a list of messages, each with a role and text content, or JSON text of such a list."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 MAX_MESSAGES = 1024
+MAX_ERROR_CHARS = 1000
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def storable(text: str) -> str:
+    """Text that every database takes: PostgreSQL refuses NUL, and nothing can encode half of a surrogate pair."""
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+def storable_error(text: str) -> str:
+    """A row's error as one line: it may quote the row, which may hold anything, of any length."""
+    line = " ".join(storable(text).split())
+    return line if len(line) <= MAX_ERROR_CHARS else line[: MAX_ERROR_CHARS - 3] + "..."
 
 
 class RowError(Exception):

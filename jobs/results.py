@@ -11,7 +11,11 @@ from db.session import Database
 from db.states import RequestState
 from jobs.errors import LeaseLost
 from jobs.leases import Lease, fenced
+from jobs.messages import storable, storable_error
 from jobs.sampling import Sampling
+
+UPDATE_ROWS = 4096
+"""Ids in one statement: databases limit its parameters (SQLite to 32,766)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,24 +139,30 @@ def write(database: Database, lease: Lease, results: list[RowResult]) -> None:
         ).rowcount
         if owned != 1:
             raise LeaseLost(f"{lease}: another worker owns it now")
-        for table, rows in ((Output, outputs), (RequestStats, stats), (ThreadNode, nodes)):
-            if rows:
-                connection.execute(insert(table), rows)
+        mine = (
+            (Request.job_id == lease.job_id)
+            & (Request.row_index >= lease.start_row)
+            & (Request.row_index < lease.end_row)
+            & (Request.state == RequestState.QUEUED)
+        )
         ended = 0
-        if completed:
+        for start in range(0, len(completed), UPDATE_ROWS):
+            ids = [row.request_id for row in completed[start : start + UPDATE_ROWS]]
             ended += connection.execute(
-                update(Request)
-                .where(Request.id.in_([row.request_id for row in completed]), Request.state == RequestState.QUEUED)
-                .values(state=RequestState.COMPLETED)
+                update(Request).where(Request.id.in_(ids), mine).values(state=RequestState.COMPLETED)
             ).rowcount
         for row in failed:
             ended += connection.execute(
                 update(Request)
-                .where(Request.id == row.request_id, Request.state == RequestState.QUEUED)
-                .values(state=RequestState.FAILED, error_code=row.error_code, error=row.error)
+                .where(Request.id == row.request_id, mine)
+                .values(state=RequestState.FAILED, error_code=row.error_code, error=storable_error(row.error or ""))
             ).rowcount
+        # Checked before the outputs are inserted: a row that had ended would show as a broken primary key there.
         if ended != len(results):
             raise LeaseLost(f"{lease}: {len(results) - ended} of {len(results)} rows had ended already")
+        for table, rows in ((Output, outputs), (RequestStats, stats), (ThreadNode, nodes)):
+            if rows:
+                connection.execute(insert(table), rows)
 
 
 def count_attempt(database: Database, lease: Lease, row: PendingRow) -> None:
@@ -178,7 +188,7 @@ def _rows_of(completed: list[RowResult]) -> tuple[list[dict[str, Any]], list[dic
             outputs.append(
                 {
                     **key,
-                    "text": sample.text.replace("\x00", "\ufffd"),  # PostgreSQL refuses NUL in text
+                    "text": storable(sample.text),
                     "finish_reason": sample.finish_reason,
                     "prompt_tokens": sample.prompt_tokens,
                     "output_tokens": sample.output_tokens,

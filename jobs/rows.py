@@ -12,18 +12,21 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 from jinja2 import StrictUndefined, Template, TemplateError, meta
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict
 
 from jobs.errors import BadInput
-from jobs.messages import BadText, RowError, check_messages
+from jobs.messages import BadText, RowError, check_messages, storable, storable_error
 from jobs.sampling import Sampling, parse_sampling, sampling_fields
 from jobs.settings import Limits
-from jobs.source import BATCH_LINE_SCHEMA, require_column
+from jobs.source import BATCH_LINE_SCHEMA, first_line, require_column
 
 SAMPLING_COLUMN = "sampling"
 CHAT_URL, COMPLETIONS_URL = "/v1/chat/completions", "/v1/completions"
 MAX_TEMPLATE_CHARS = 1 << 20
+MAX_POWER, MAX_REPEATED = 1000, 1 << 20
 
 
 class Mapping(BaseModel):
@@ -136,7 +139,7 @@ class RowReader:
             text = json.dumps(payload, ensure_ascii=False)
             size = len(_encode(text))
         except RowError as error:
-            return PreparedRow(custom_id=custom_id, error_code=error.code, error=str(error))
+            return PreparedRow(custom_id=custom_id, error_code=error.code, error=storable_error(str(error)))
         limit = self._limits.max_cell_bytes
         if size > limit:
             message = f"the prompt has {size} bytes, the limit is {limit}: shorten it or raise limits.max_cell_bytes"
@@ -161,13 +164,18 @@ class RowReader:
     def _sampling(self, value: Any) -> Sampling | None:
         if value is None:
             return None
+        if isinstance(value, BadText):
+            raise RowError("invalid_text", value.message)
         try:
             return parse_sampling(value, max_n=self._limits.max_n, max_max_tokens=self._limits.max_max_tokens)
         except BadInput as error:
             raise RowError("invalid_sampling", str(error)) from None
 
     def _from_batch_line(self, row: dict[str, Any]) -> tuple[dict[str, Any], Sampling | None]:
-        body = json.loads(row["body"])
+        try:
+            body = json.loads(row["body"])
+        except (ValueError, RecursionError):  # it was read before, but with less of the stack in use
+            raise RowError("invalid_request", "body is nested too deeply: flatten it") from None
         if row["method"] != "POST":
             raise RowError("invalid_request", f"method is {row['method']!r}: only POST is served")
         if body.pop("model", self._model) != self._model:
@@ -213,8 +221,9 @@ def _sampling_json(sampling: Sampling | None) -> str | None:
 def _id_text(value: Any) -> str | None:
     if value is None or isinstance(value, BadText):
         return None
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text.replace("\x00", "\ufffd")  # PostgreSQL refuses NUL in text
+    if isinstance(value, bool | int | float | list | dict):
+        value = json.dumps(value, default=str)
+    return storable(str(value))
 
 
 def _to_python(column: pa.Array) -> list[Any]:
@@ -226,8 +235,10 @@ def _to_python(column: pa.Array) -> list[Any]:
     try:
         column.validate(full=True)
         return list(column.to_pylist())
-    except (pa.ArrowInvalid, UnicodeDecodeError):
+    except (pa.ArrowException, ValueError, OverflowError):
         pass
+    if pa.types.is_temporal(column.type):  # nanoseconds and years that Python's own types cannot hold
+        return list(pc.cast(column, pa.string()).to_pylist())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         as_binary = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
         return [_decode(value) for value in pc.cast(column, as_binary, safe=False).to_pylist()]
@@ -235,8 +246,10 @@ def _to_python(column: pa.Array) -> list[Any]:
     for scalar in column:  # nested: find the rows that are damaged one by one
         try:
             values.append(scalar.as_py())
-        except (UnicodeDecodeError, pa.ArrowInvalid):
+        except UnicodeDecodeError:
             values.append(BadText("a text in this row is not valid UTF-8: write it again as UTF-8"))
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            values.append(BadText(f"a value in this row cannot be read ({first_line(error)}): write it as text"))
     return values
 
 
@@ -255,7 +268,13 @@ def _is_text(kind: pa.DataType) -> bool:
         kind = kind.value_type
     return any(
         check(kind)
-        for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary)
+        for check in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
     )
 
 
@@ -282,15 +301,29 @@ def _check_sampling_column(schema: pa.Schema, path: Path) -> bool:
     return True
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which also refuses the operators that make a huge value of a short text: `'a' * 10**10`."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        sizes = [len(side) if isinstance(side, str | list | tuple) else side for side in (left, right)]
+        if operator == "**" and not (abs(left) <= MAX_POWER and abs(right) <= MAX_POWER):
+            raise SecurityError(f"a power of numbers beyond {MAX_POWER} is refused")
+        if operator == "*" and sizes != [left, right] and sizes[0] * sizes[1] > MAX_REPEATED:
+            raise SecurityError(f"a repetition to {sizes[0] * sizes[1]} items is refused, the limit is {MAX_REPEATED}")
+        return super().call_binop(context, operator, left, right)
+
+
 def _compile(source: str, columns: list[str]) -> Template:
     if len(source) > MAX_TEMPLATE_CHARS:
         raise BadInput(f"the template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    environment = _Sandbox(undefined=StrictUndefined, keep_trailing_newline=True)
     try:
         unknown = sorted(meta.find_undeclared_variables(environment.parse(source)) - {*columns, *environment.globals})
         template = environment.from_string(source)
-    except TemplateError as error:
-        raise BadInput(f"the template does not parse: {error}") from None
+    except (TemplateError, SyntaxError, RecursionError, ValueError, OverflowError) as error:
+        raise BadInput(f"the template does not parse: {first_line(error)}") from None
     if unknown:
         raise BadInput(f"the template uses {', '.join(unknown)}; the file's columns are {', '.join(columns)}")
     return template

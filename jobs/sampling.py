@@ -68,6 +68,8 @@ class Sampling(BaseModel):
             for text in self.stop:
                 if not 0 < len(text) <= MAX_STOP_CHARS:
                     raise ValueError(f"a stop string has {len(text)} characters: 1 to {MAX_STOP_CHARS} are allowed")
+                if any("\ud800" <= character <= "\udfff" for character in text):
+                    raise ValueError("a stop string holds half of a surrogate pair: write valid Unicode")
         return self
 
     def over(self, base: "Sampling") -> "Sampling":

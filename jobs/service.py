@@ -14,6 +14,7 @@ from db.session import Database
 from db.states import ENDED, JobState
 from jobs.ending import totals
 from jobs.errors import BadInput, NotFound
+from jobs.messages import storable
 
 MAX_LIST = 1000
 WORKER_ALIVE_S = 30.0
@@ -33,7 +34,7 @@ def job_status(database: Database, job_id: str) -> dict[str, Any]:
         NotFound: no such job.
     """
     with database.read() as connection:
-        job = connection.execute(select(*_JOB_COLUMNS).where(Job.id == job_id)).one_or_none()
+        job = connection.execute(select(*_JOB_COLUMNS).where(Job.id == storable(job_id))).one_or_none()
         if job is None:
             raise _no_job(job_id)
         sums = job if job.state in ENDED else totals(connection, job_id)
@@ -59,7 +60,7 @@ def list_jobs(
     if state is not None:
         statement = statement.where(Job.state == state)
     if before is not None:
-        statement = statement.where(Job.id < before)
+        statement = statement.where(Job.id < storable(before))
     with database.read() as connection:
         jobs = connection.execute(statement).all()
         running = [job.id for job in jobs if job.state not in ENDED]
@@ -74,7 +75,7 @@ def job_detail(database: Database, job_id: str) -> Row[*tuple[Any, ...]]:
         NotFound: no such job.
     """
     with database.read() as connection:
-        job = connection.execute(select(Job.__table__).where(Job.id == job_id)).one_or_none()
+        job = connection.execute(select(Job.__table__).where(Job.id == storable(job_id))).one_or_none()
     if job is None:
         raise _no_job(job_id)
     return job
@@ -87,15 +88,15 @@ def request_detail(database: Database, job_id: str, row_index: int) -> dict[str,
         NotFound: no such job or row.
     """
     with database.read() as connection:
+        num_rows = connection.execute(select(Job.num_rows).where(Job.id == storable(job_id))).scalar_one_or_none()
+        if num_rows is None:
+            raise _no_job(job_id)
+        if not 0 <= row_index < num_rows:
+            raise NotFound(f"job {job_id} has no row {row_index}: its rows are 0 to {num_rows - 1}")
         request = connection.execute(
             select(Request.id, Request.row_index, Request.custom_id, Request.state, Request.error_code, Request.error)
             .where(Request.job_id == job_id, Request.row_index == row_index)
-        ).one_or_none()  # fmt: skip
-        if request is None:
-            num_rows = connection.execute(select(Job.num_rows).where(Job.id == job_id)).scalar_one_or_none()
-            if num_rows is None:
-                raise _no_job(job_id)
-            raise NotFound(f"job {job_id} has no row {row_index}: its rows are 0 to {num_rows - 1}")
+        ).one()  # fmt: skip
         outputs, stats, nodes = (
             connection.execute(select(table.__table__).where(table.request_id == request.id).order_by(*order)).all()
             for table, order in (

@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,14 +38,13 @@ def is_jsonl(path: Path) -> bool:
     return path.suffix.lower() in JSONL_SUFFIXES
 
 
-def open_parquet(path: Path, limits: Limits) -> pq.ParquetFile:
-    """Open a Parquet file and check what its footer tells.
+def open_parquet(path: Path, limits: Limits | None) -> pq.ParquetFile:
+    """Open a Parquet file and check what its footer tells; without limits where it was accepted before (the export).
 
     Raises:
         BadInput: not there, not Parquet, truncated, no rows, too many rows, a column name twice.
     """
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file")
+    _require_file(path)
     try:
         # Small buffers: whole column chunks in memory cost hundreds of MB on large row groups.
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
@@ -62,17 +62,22 @@ def open_parquet(path: Path, limits: Limits) -> pq.ParquetFile:
         )
     if num_rows == 0:
         raise BadInput(f"{path.name} has 0 rows: at least 1 is needed")
-    if num_rows > limits.max_rows:
+    if limits is not None and num_rows > limits.max_rows:
         raise BadInput(
             f"{path.name} has {num_rows} rows, the limit is {limits.max_rows}: split it or raise limits.max_rows"
         )
     return file
 
 
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise BadInput(f"{path}: not a regular file" if path.exists() else f"{path}: no such file")
+
+
 def require_column(schema: pa.Schema, name: str, path: Path) -> None:
     if name not in schema.names:
         near = difflib.get_close_matches(name, schema.names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise BadInput(f"{path.name} has no column {name!r}{hint} Its columns: {', '.join(schema.names)}")
 
 
@@ -100,13 +105,20 @@ def jsonl_to_parquet(source: Path, target: Path, limits: Limits) -> None:
     Raises:
         BadInput: a line that is not a JSON object with `custom_id`, `url` and `body`, a `custom_id` twice, no lines.
     """
-    if not source.is_file():
-        raise BadInput(f"{source}: no such file")
+    _require_file(source)
     seen: set[str] = set()
     num_rows = 0
     with source.open("rb") as lines, pq.ParquetWriter(target, BATCH_LINE_SCHEMA, write_statistics=False) as writer:
         chunk: list[dict[str, str]] = []
-        for number, line in enumerate(lines, start=1):
+        # A line is read up to a limit, so that a file without line ends does not fill the memory. JSON may write a
+        # character in six bytes.
+        max_line_bytes = 6 * limits.max_cell_bytes + (64 << 10)
+        for number, line in enumerate(iter(lambda: lines.readline(max_line_bytes + 1), b""), start=1):
+            if len(line) > max_line_bytes:
+                raise BadInput(
+                    f"{source.name} line {number} has over {max_line_bytes} bytes: shorten it or raise "
+                    "limits.max_cell_bytes"
+                )
             if not line.strip():
                 continue
             row = _batch_line(line, number, source.name)
@@ -143,7 +155,7 @@ def _batch_line(line: bytes, number: int, name: str) -> dict[str, str]:
         "custom_id": value["custom_id"],
         "method": str(value.get("method", "POST")),
         "url": value["url"],
-        "body": json.dumps(value["body"], ensure_ascii=True),
+        "body": _dump_body(value["body"], where),
     }
     try:
         for text in row.values():
@@ -151,6 +163,13 @@ def _batch_line(line: bytes, number: int, name: str) -> dict[str, str]:
     except UnicodeEncodeError:
         raise BadInput(f"{where} holds half of a surrogate pair outside its body: write valid Unicode") from None
     return row
+
+
+def _dump_body(body: dict[str, Any], where: str) -> str:
+    try:
+        return json.dumps(body, ensure_ascii=True)
+    except (RecursionError, ValueError):
+        raise BadInput(f"{where}: its body is nested too deeply or holds a number that is too long") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -32,11 +32,28 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def keep(settings: Settings, source: Path, suffix: str = ".parquet") -> str:
-    """Copy a file into the store and return its key; the same content is stored once.
+def version_of(path: Path) -> tuple[int, int, int]:
+    """What changes when a file is written again: inode, size and time of the last write.
 
     Raises:
-        BadInput: if the file cannot be read.
+        BadInput: if there is no such file.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def keep(
+    settings: Settings, source: Path, suffix: str = ".parquet", *, version: tuple[int, int, int] | None = None
+) -> str:
+    """Copy a file into the store and return its key; the same content is stored once.
+
+    `version` is the `version_of` that was read and checked: other content must not be stored in its place.
+
+    Raises:
+        BadInput: if the file cannot be read, or is no longer that version.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(settings.data_dir / "incoming")
@@ -46,10 +63,12 @@ def keep(settings: Settings, source: Path, suffix: str = ".parquet") -> str:
             while chunk := reader.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 writer.write(chunk)
+        if version is not None and version_of(source) != version:
+            raise BadInput(f"{source.name} was written to while it was read: submit it when it is complete")
         key = digest.hexdigest() + suffix
         publish(temporary, settings.data_dir / key)
     except OSError as error:
-        raise BadInput(f"{source}: cannot be copied to {settings.data_dir} ({error.strerror})") from None
+        raise BadInput(f"{source}: cannot be copied to {settings.data_dir} ({error.strerror or error})") from None
     finally:
         temporary.unlink(missing_ok=True)
     return key

@@ -23,11 +23,11 @@ from db.models import Job, Request, Shard
 from db.session import Database
 from db.states import JobState, RequestState, ShardState
 from jobs import store
-from jobs.errors import BadInput
+from jobs.errors import BadInput, Unavailable
 from jobs.rows import Mapping, RowReader, columns_of, make_mapping
 from jobs.sampling import Sampling, parse_sampling
 from jobs.settings import Settings
-from jobs.source import check_suffix, is_jsonl, iter_batches, jsonl_to_parquet, open_parquet
+from jobs.source import check_suffix, first_line, is_jsonl, iter_batches, jsonl_to_parquet, open_parquet
 
 MAX_NAME_CHARS = 200
 MAX_PRIORITY = 1000
@@ -92,11 +92,25 @@ def submit_file(
     sampling = check_options(settings, options)
     check_suffix(path)
     report = progress or (lambda phase, done, total: None)
+    try:
+        return _submit(database, settings, path, options, sampling, report)
+    except OSError as error:  # the scratch folder or the disk, not the file: that one raises BadInput
+        raise Unavailable(
+            f"{path.name} cannot be stored ({first_line(error)}): check space and rights in {tempfile.gettempdir()} "
+            f"and {settings.home}"
+        ) from None
+
+
+def _submit(
+    database: Database, settings: Settings, path: Path, options: SubmitOptions, sampling: Sampling, report: Progress
+) -> Submitted:
     with tempfile.TemporaryDirectory(prefix="forq-submit-") as scratch:
         parquet = path
+        version = store.version_of(path)
         if is_jsonl(path):
             parquet = Path(scratch) / f"{path.stem}.parquet"
             jsonl_to_parquet(path, parquet, settings.limits)
+            version = store.version_of(parquet)
         file = open_parquet(parquet, settings.limits)
         with file:
             mapping = make_mapping(
@@ -108,7 +122,7 @@ def submit_file(
                 id_column=options.id_column,
             )
             spool = _spool_rows(file, mapping, settings, options, path.name, Path(scratch), report)
-        data_key = store.keep(settings, parquet)
+        data_key = store.keep(settings, parquet, version=version)
         dedupe_key = _dedupe_key(data_key, mapping, sampling, options) if options.dedupe else None
         return _insert(database, settings, options, sampling, mapping, spool, data_key, dedupe_key, report)
 
@@ -150,6 +164,8 @@ def _spool_rows(
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SPOOL_SCHEMA) as writer:
         for batch in iter_batches(file, columns_of(mapping), name):
             rows = list(reader.prepare(batch))
+            if num_rows + len(rows) > total:
+                raise BadInput(f"{name} says it has {total} rows but holds more: write it again")
             for index, row in enumerate(rows, start=num_rows):
                 if row.error_code is not None:
                     failed_per_shard[index // shard_rows] += 1

@@ -1,0 +1,119 @@
+"""The commands about answers: export, show, stats."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jobs.console import print_json, print_table, progress
+from jobs.context import open_service
+from jobs.job_cli import job_argument, json_option
+
+
+@click.command()
+@job_argument
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--format", "format_", type=click.Choice(["parquet", "jsonl"]), help="[default: by OUT's suffix]")
+@click.option("--failed", is_flag=True, help="Only rows that failed.")
+@click.option("--with-trees", is_flag=True, help="Add the thread trees (forq_tree).")
+@json_option
+def export(job: str, out: Path, format_: str | None, failed: bool, with_trees: bool, as_json: bool) -> None:
+    """Write a job's input columns, untouched, with the result columns beside them, in input order.
+
+    It works while the job runs: rows without an answer have nulls. OUT appears only when it is whole.
+
+    \b
+    Example:
+      forq export 01JDQXK8V0E3M5T9ZB4W6Y7N2A answers.parquet
+    """
+    from jobs.export import export_job
+
+    chosen = format_ or ("jsonl" if out.suffix.lower() in (".jsonl", ".ndjson") else "parquet")
+    with open_service() as (settings, database), progress() as advance:
+        done = export_job(
+            database, settings, job, out, format=chosen, failed_only=failed, with_trees=with_trees, progress=advance
+        )
+    if as_json:
+        print_json({"job_id": job, "file": str(done.path), "rows": done.num_rows})
+    else:
+        click.echo(f"{done.num_rows} rows in {done.path}")
+
+
+@click.command()
+@job_argument
+@click.argument("row", type=click.IntRange(min=0))
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw the tree to this file.")
+@json_option
+def show(job: str, row: int, svg: Path | None, as_json: bool) -> None:
+    """Show one row's answer as its thread tree; ROW counts from 0.
+
+    \b
+    Example:
+      forq show 01JDQXK8V0E3M5T9ZB4W6Y7N2A 0
+    """
+    from jobs import service
+    from jobs.errors import BadInput
+
+    if svg is not None:
+        raise BadInput("--svg draws forks, and this version does not fork yet: leave it out")
+    with open_service() as (_, database):
+        value = service.request_detail(database, job, row)
+    if as_json:
+        print_json(value)
+    else:
+        _print_request(value)
+
+
+@click.command()
+@job_argument
+@json_option
+def stats(job: str, as_json: bool) -> None:
+    """Show a job's memory receipt: what its answers cost, beside what decoding them one token at a time would.
+
+    \b
+    Example:
+      forq stats 01JDQXK8V0E3M5T9ZB4W6Y7N2A
+    """
+    from jobs import service
+
+    with open_service() as (_, database):
+        value = service.job_stats(database, job)
+    if as_json:
+        print_json(value)
+        return
+    rows = [
+        ["answers", value["num_samples"], None, None],
+        ["prompt tokens", value["prompt_tokens"], None, None],
+        ["output tokens", value["output_tokens"], None, None],
+        ["threads", value["threads"], value["num_samples"], None],
+        ["forks", value["forks"], 0, None],
+        ["engine steps", value["steps"], value["sequential_steps"], value["steps_ratio"]],
+        ["peak cached tokens", value["peak_cached_tokens"], value["sequential_peak_tokens"], value["peak_ratio"]],
+        ["attended tokens", value["attended_tokens"], value["sequential_attended_tokens"], value["attended_ratio"]],
+        ["peak blocks", value["peak_blocks"], None, None],
+        ["preemptions", value["preemptions"], None, None],
+    ]
+    print_table(f"job {value['job_id']} ({value['state']})", ["sum over answers", "here", "sequential", "ratio"], rows)
+
+
+def _print_request(value: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    name = f" id {value['id']}" if value["id"] is not None else ""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"row {value['row']}{name}: {value['state']}")
+    if value["error_code"]:
+        console.print(f"{value['error_code']}: {value['error']}")
+    for sample in value["samples"]:
+        stats = sample["stats"] or {}
+        head = f"sample {sample['sample']}: {sample['output_tokens']} tokens, {sample['finish_reason']}"
+        tree = Tree(Text(f"{head}, {stats.get('threads')} thread(s), {stats.get('steps')} steps"))
+        for node in sample["tree"]:
+            label = (
+                f"{node['kind']} tokens {node['start']}-{node['end']} steps {node['first_step']}-{node['last_step']}"
+            )
+            tree.add(Text(label))
+        tree.add(Text(sample["output"]))
+        console.print(tree)

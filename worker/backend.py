@@ -1,0 +1,91 @@
+"""What the shard loop needs from an engine: hand samples in, get finished samples back, know the limits.
+
+`worker.engine.VllmBackend` is the real one. Everything that crosses here is plain data, so that another engine, or one
+in another process, can stand behind it.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from jobs.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sequence to generate. `key` is unique in the process."""
+
+    key: str
+    token_ids: list[int]
+    sampling: Sampling
+    max_tokens: int
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A finished sample; counts are in tokens and engine steps."""
+
+    key: str
+    text: str
+    finish_reason: str
+    num_output_tokens: int
+    num_steps: int
+    """Engine steps from the first to the last sampled token, both counted."""
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine did not take this sample; the engine itself is well."""
+
+    key: str
+    message: str
+
+
+Done = Callable[[Finished | Refused], None]
+"""Called from the engine's own `threading.Thread`: must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a started engine says of itself."""
+
+    engine: str
+    version: str
+    block_size: int
+    num_blocks: int
+    """KV blocks that requests can use."""
+    max_model_len: int
+    """Tokens of one request, prompt and answer together, that context and KV budget both allow."""
+    context_len: int
+    """Tokens the model itself could take; larger than `max_model_len` where the KV budget is the limit."""
+    max_num_seqs: int
+
+
+class EngineDead(Exception):
+    """The engine cannot go on; the process must end and be started again."""
+
+
+class Backend(Protocol):
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine died, or None while it lives."""
+        ...
+
+    def submit(self, samples: Iterable[Sample], done: Done) -> None:
+        """Queue samples; each is reported through `done` once, unless aborted.
+
+        Raises:
+            EngineDead: nothing was queued.
+        """
+        ...
+
+    def abort(self, keys: Iterable[str]) -> None:
+        """Forget samples; what has finished meanwhile may still be reported."""
+        ...
+
+    def shutdown(self) -> None: ...

