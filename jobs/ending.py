@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, func, select, update
+from sqlalchemy import Connection, Row, exists, func, literal_column, select, update
 
 from db.clock import db_now
 from db.models import Job, Request, Shard
@@ -12,6 +12,8 @@ from jobs.errors import Conflict, NotFound
 from jobs.messages import storable, storable_error
 
 _OPEN = (ShardState.QUEUED, ShardState.LEASED)
+# Written out, not bound: a planner that does not know the values cannot use the partial index `ix_shards_open`.
+_IS_OPEN = Shard.state.in_([literal_column(f"'{state}'") for state in _OPEN])
 
 
 def totals(connection: Connection, job_id: str) -> Row[*tuple[Any, ...]]:
@@ -43,7 +45,7 @@ def settle_job(database: Database, job_id: str) -> None:
 
 def stalled_jobs(database: Database) -> list[tuple[str, str]]:
     """Id and state of the jobs that a sweep may have to end: those with no open shard, and those being cancelled."""
-    open_shard = exists().where(Shard.job_id == Job.id, Shard.state.in_(_OPEN))
+    open_shard = exists().where(Shard.job_id == Job.id, _IS_OPEN)
     statement = select(Job.id, Job.state).where(
         (Job.state == JobState.CANCELLING) | (Job.state.in_((JobState.QUEUED, JobState.RUNNING)) & ~open_shard)
     )
@@ -157,7 +159,7 @@ def fail_job(database: Database, job_id: str, error: str) -> None:
             return
         rows = connection.execute(
             update(Shard)
-            .where(Shard.job_id == job_id, Shard.state.in_(_OPEN))
+            .where(Shard.job_id == job_id, _IS_OPEN)
             .values(
                 state=ShardState.DONE,
                 lease_owner=None,
@@ -191,7 +193,7 @@ def _lock(connection: Connection, job_id: str) -> Row[*tuple[Any, ...]]:
 
 
 def _has_open_shards(connection: Connection, job_id: str) -> bool:
-    statement = select(Shard.id).where(Shard.job_id == job_id, Shard.state.in_(_OPEN)).limit(1)
+    statement = select(Shard.id).where(Shard.job_id == job_id, _IS_OPEN).limit(1)
     return connection.execute(statement).first() is not None
 
 

@@ -5,6 +5,7 @@ no cursor stays open, so an export may take long, run while the job runs, and ne
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ RESULT_FIELDS: list[pa.Field] = [
     pa.field("forq_preemptions", pa.int32()),
 ]
 TREE_FIELD = pa.field("forq_tree", TREE_TYPE)
-ROW_GROUP_BYTES = 64 << 20
+ROW_GROUP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,19 @@ def iter_results(
                 indices, columns = _results(connection, job_id, start, batch.num_rows, failed_only, with_trees)
             start += batch.num_rows
             if indices:
-                rows = batch if indices == list(range(batch.num_rows)) else batch.take(pa.array(indices))
+                same = indices == list(range(batch.num_rows))
+                inputs = batch.columns if same else [_take(column, indices) for column in batch.columns]
                 results = [pa.array(columns[field.name], type=field.type) for field in fields]
-                yield pa.RecordBatch.from_arrays([*rows.columns, *results], schema=schema)
+                yield pa.RecordBatch.from_arrays([*inputs, *results], schema=schema)
             if progress is not None:
                 progress("exporting", start, job.num_rows)
+
+
+def _take(column: pa.Array, indices: list[int]) -> pa.Array:
+    try:
+        return column.take(pa.array(indices))
+    except pa.ArrowNotImplementedError:  # some types (string_view) have no kernel for it
+        return pa.concat_arrays([column.slice(index, 1) for index in indices])
 
 
 def _results(
@@ -225,13 +234,54 @@ class _JsonlSink:
         self._file = path.open("w", encoding="utf-8")
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._file.writelines(json.dumps(row, ensure_ascii=False, default=_as_text) + "\n" for row in batch.to_pylist())
+        columns = [_json_values(column) for column in batch.columns]
+        for row in zip(*columns, strict=True):
+            self._file.write(_json_line(dict(zip(batch.schema.names, row, strict=True))) + "\n")
 
     def __enter__(self) -> "_JsonlSink":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def _json_line(row: dict[str, Any]) -> str:
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False, default=_as_text)
+    except ValueError:  # JSON has no NaN and no infinity
+        return json.dumps(_finite(row), ensure_ascii=False, allow_nan=False, default=_as_text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _json_values(column: pa.Array) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except (pa.ArrowException, ValueError, OverflowError):
+        return [_json_value(scalar) for scalar in column]
+
+
+def _json_value(scalar: pa.Scalar) -> Any:
+    """A value that Python's types cannot hold (nanoseconds, a text that is not UTF-8), or that has one inside."""
+    try:
+        return scalar.as_py()
+    except (pa.ArrowException, ValueError, OverflowError):
+        kind = scalar.type
+    if pa.types.is_dictionary(kind):
+        return _json_value(scalar.value)
+    if pa.types.is_struct(kind):
+        return {kind.field(i).name: _json_value(scalar[i]) for i in range(kind.num_fields)}
+    if pa.types.is_nested(kind):
+        return [_json_value(item) for item in scalar.values]
+    if pa.types.is_temporal(kind):
+        return scalar.cast(pa.string()).as_py()
+    return scalar.as_buffer().to_pybytes().decode(errors="replace")
 
 
 def _as_text(value: Any) -> str:

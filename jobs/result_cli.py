@@ -102,7 +102,7 @@ def _print_request(value: dict[str, Any]) -> None:
     from rich.tree import Tree
 
     name = f" id {value['id']}" if value["id"] is not None else ""
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False)
     console.print(f"row {value['row']}{name}: {value['state']}")
     if value["error_code"]:
         console.print(f"{value['error_code']}: {value['error']}")

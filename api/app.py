@@ -1,0 +1,91 @@
+"""Builds the application: state for its lifetime, routers, problems, the OpenAPI document. `forq api` serves it.
+
+Swagger's and ReDoc's pages are off: they load their scripts from a CDN, which a closed network cannot reach. The
+document itself is at /openapi.json.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api import health, jobs, models, problems, results, scratch
+from api.guards import CrashGuard, LoopbackGuard
+from api.longwork import LongWork
+from api.schemas import Problem
+from api.version import VERSION
+from api.watch import POLL_S, StatusWatch
+from db.session import Database
+from jobs import service
+from jobs.settings import Settings
+
+_REF = "#/components/schemas/{model}"
+_TAGS = [
+    {"name": "jobs", "description": "A job is a file of prompts: one request per row."},
+    {"name": "results", "description": "Answers, as a file."},
+    {"name": "models", "description": "What a job may name as its model."},
+    {"name": "health", "description": "Probes."},
+]
+
+
+def create_app(settings: Settings, *, any_host: bool = False, poll_s: float = POLL_S) -> FastAPI:
+    """The REST API over one database.
+
+    Args:
+        any_host: answer whatever name the client used; without it, loopback names only (api/guards.py says why).
+        poll_s: how often a long poll looks at its job.
+    """
+    app = FastAPI(
+        title="forq",
+        summary="Asynchronous batch generation",
+        version=VERSION,
+        lifespan=partial(_lifespan, settings=settings, poll_s=poll_s),
+        openapi_tags=_TAGS,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for module in (jobs, results, models, health):
+        app.include_router(module.router)
+    problems.install(app)
+    if not any_host:
+        app.add_middleware(LoopbackGuard)
+    app.add_middleware(CrashGuard)
+    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI, *, settings: Settings, poll_s: float) -> AsyncIterator[None]:
+    scratch.prepare(settings)
+    database = Database(settings.sqlalchemy_url)
+    watch = StatusWatch(partial(service.job_status, database), poll_s)
+    app.state.settings = settings
+    app.state.database = database
+    app.state.watch = watch
+    app.state.long_work = LongWork(watch.closing)
+    app.state.probe_limiters = health.probe_limiters()
+    try:
+        yield
+    finally:
+        watch.closing.set()
+        database.dispose()
+
+
+def begin_shutdown(app: FastAPI) -> None:
+    """Let those who wait go. The server calls it: the lifespan's end comes only after every request has ended."""
+    app.state.watch.closing.set()
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, summary=app.summary, tags=_TAGS, routes=app.routes)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        problem = Problem.model_json_schema(ref_template=_REF)
+        schemas.update(problem.pop("$defs"))
+        schemas["Problem"] = problem
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,5 @@
+"""The installed version, read once."""
+
+from importlib.metadata import version
+
+VERSION = version("forq")
