@@ -96,6 +96,12 @@ class Shard(Base):
             sqlite_where=text("state = 'leased'"),
             postgresql_where=text("state = 'leased'"),
         ),
+        Index(
+            "ix_shards_open",
+            "job_id",
+            sqlite_where=text("state IN ('queued', 'leased')"),
+            postgresql_where=text("state IN ('queued', 'leased')"),
+        ),
     )
 
     id: Mapped[int] = mapped_column(_BigId, primary_key=True)

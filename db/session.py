@@ -11,6 +11,8 @@ from sqlalchemy.engine import make_url
 
 SQLITE_BUSY_TIMEOUT_S = 60.0
 """How long a SQLite writer waits for another one; bulk submits hold the lock for seconds."""
+CONNECT_TIMEOUT_S = 10
+"""A PostgreSQL host that does not answer is an error after this long, not a hang."""
 
 
 class Database:
@@ -22,7 +24,14 @@ class Database:
         if self.is_sqlite:
             self.engine = _sqlite_engine(url)
         else:
-            self.engine = create_engine(url, pool_pre_ping=True, pool_size=8, max_overflow=24)
+            self.engine = create_engine(
+                url,
+                hide_parameters=True,
+                pool_pre_ping=True,
+                pool_size=8,
+                max_overflow=24,
+                connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
+            )
         # A sibling engine over the same pool; the option reaches the "begin" listener below.
         self._writer = self.engine.execution_options(forq_write=True)
 
@@ -49,7 +58,10 @@ def _sqlite_engine(url: str) -> Engine:
     database = make_url(url).database
     if database and database != ":memory:":
         Path(database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_S, "check_same_thread": False})
+    # Parameters are prompts: they must not appear in an exception's text.
+    engine = create_engine(
+        url, hide_parameters=True, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_S, "check_same_thread": False}
+    )
 
     @event.listens_for(engine, "connect")
     def _configure(connection: sqlite3.Connection, _record: Any) -> None:

@@ -62,6 +62,8 @@ def make_app(broker_url: str) -> "Celery":
 
 def ring(settings: Settings, model: str, times: int) -> bool:
     """Wake the model's workers; False if the broker did not take the message (they poll, so nothing is lost)."""
+    if settings.uses_embedded_broker and not settings.broker_socket.exists():
+        return False  # nothing runs here: the job waits for the next `forq up`
     app = make_app(settings.celery_broker_url)
     try:
         with app.connection_for_write(connect_timeout=CONNECT_TIMEOUT_S) as connection:

@@ -1,0 +1,146 @@
+"""The migrated schema is the models' schema, on both databases, forwards and backwards."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from database_fixtures import BACKENDS
+from sqlalchemy import inspect
+
+from db.models import Base
+from db.session import Database
+from db.upgrade import MIGRATIONS, current_revision, downgrade, newest_revision, upgrade
+
+REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()]
+
+
+@pytest.fixture(params=BACKENDS)
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without any table."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'folder' / 'empty.db'}"
+        return
+    server = request.getfixturevalue("postgresql_server")
+    url = server.new_database()
+    yield url
+    server.drop(url)
+
+
+def tables_in(url: str) -> set[str]:
+    database = Database(url)
+    with database.read() as connection:
+        names = set(inspect(connection).get_table_names())
+    database.dispose()
+    return names
+
+
+def test_the_upgraded_schema_equals_the_models(database: Database) -> None:
+    options: dict[str, Any] = {"compare_type": True, "compare_server_default": True, "render_as_batch": True}
+    with database.read() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_the_upgraded_checks_keys_and_cascades_equal_the_models(database: Database) -> None:
+    """What autogenerate does not compare: the keys' columns and names, ON DELETE, partial indexes."""
+    with database.read() as connection:
+        found = inspect(connection)
+        for table in Base.metadata.sorted_tables:
+            primary = found.get_pk_constraint(table.name)
+            assert primary["constrained_columns"] == [column.name for column in table.primary_key.columns]
+            assert primary["name"] == f"pk_{table.name}"
+            expected = {str(key.name): key for key in table.foreign_key_constraints}
+            keys = found.get_foreign_keys(table.name)
+            assert {key["name"] for key in keys} == set(expected)
+            assert all(key["options"].get("ondelete") == expected[str(key["name"])].ondelete for key in keys)
+            partial = {
+                index["name"]
+                for index in found.get_indexes(table.name)
+                if index.get("dialect_options", {}).get(f"{connection.dialect.name}_where") is not None
+            }
+            assert partial == {
+                index.name for index in table.indexes if index.dialect_options["sqlite"]["where"] is not None
+            }
+
+
+def test_every_constraint_and_index_follows_the_naming_convention(database: Database) -> None:
+    with database.read() as connection:
+        found = inspect(connection)
+        names: list[tuple[str, str | None]] = []
+        for table in Base.metadata.tables:
+            names.append((f"pk_{table}", found.get_pk_constraint(table)["name"]))
+            names += [(f"fk_{table}_", key["name"]) for key in found.get_foreign_keys(table)]
+            names += [(f"uq_{table}_", key["name"]) for key in found.get_unique_constraints(table)]
+            names += [(f"ck_{table}_", key["name"]) for key in found.get_check_constraints(table)]
+            names += [
+                (f"ix_{table}_", index["name"])
+                for index in found.get_indexes(table)
+                if not index.get("duplicates_constraint")
+            ]
+    assert len(names) > 15
+    assert [(prefix, name) for prefix, name in names if name is None or not name.startswith(prefix)] == []
+
+
+def test_every_downgrade_undoes_its_upgrade(empty_url: str) -> None:
+    upgrade(empty_url)
+    assert set(Base.metadata.tables) <= tables_in(empty_url)
+    for _ in REVISIONS:
+        downgrade(empty_url, "-1")
+    assert tables_in(empty_url) <= {"alembic_version"}
+    upgrade(empty_url)
+    assert set(Base.metadata.tables) <= tables_in(empty_url)
+
+
+def test_upgrading_twice_is_harmless(database_url: str, database: Database) -> None:
+    assert current_revision(database) == newest_revision()
+    upgrade(database_url)
+    assert current_revision(database) == newest_revision()
+
+
+def test_a_new_database_has_no_revision(empty_url: str) -> None:
+    database = Database(empty_url)
+    assert current_revision(database) is None
+    database.dispose()
+
+
+def test_processes_that_upgrade_at_once_all_succeed(empty_url: str) -> None:
+    # They start on a byte from here, so that they collide rather than follow each other.
+    code = "import sys; from db.upgrade import upgrade; print(flush=True); sys.stdin.read(1); upgrade(sys.argv[1])"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, empty_url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    try:
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write("x")
+            process.stdin.flush()
+        errors = [process.communicate(timeout=60)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0, 0], "\n".join(errors)
+    database = Database(empty_url)
+    assert current_revision(database) == newest_revision()
+    database.dispose()
+
+
+def test_a_url_with_a_percent_sign_reaches_the_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'with%20percent.db'}"
+    upgrade(url)
+    assert "jobs" in tables_in(url)
