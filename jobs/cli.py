@@ -24,7 +24,7 @@ COMMANDS = {
     "check": ("worker.check_cli:check", "Dry run: count tokens, find rows that cannot run."),
     "worker": ("worker.cli:worker", "Run one worker."),
     "api": ("api.cli:api", "Run the REST API."),
-    "watch": ("jobs.drop_cli:watch", "Watch the drop folder."),
+    "watch": ("jobs.drop.cli:watch", "Watch the drop folder."),
     "db": ("db.cli:db", "Manage the database's schema."),
     "ps": ("jobs.up_cli:ps", "List the running parts."),
 }

@@ -14,7 +14,7 @@ import pytest
 from db.models import Base, Job
 from db.session import Database
 from jobs import leases, results
-from jobs.inbox import Inbox, Scan
+from jobs.drop.inbox import Inbox, Scan
 from jobs.settings import DropSettings, Settings
 
 POLL_S, SETTLE_S, GIVE_UP_S = 1.0, 2.0, 30.0

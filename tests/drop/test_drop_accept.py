@@ -94,7 +94,7 @@ def test_a_file_that_somebody_has_open_for_writing_is_left_alone_however_long_it
 
 
 def kernel_tells_of_writers(path: Any) -> bool:
-    from jobs.inbox_file import is_being_written, opened
+    from jobs.drop.files import is_being_written, opened
 
     with opened(path) as descriptor:
         return is_being_written(descriptor)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import jobs.outbox
+import jobs.drop.outbox
 from db.session import Database
-from jobs.inbox import Inbox
+from jobs.drop.inbox import Inbox
 
 
 def test_an_export_that_fails_is_told_in_the_receipt_and_tried_again_ever_more_rarely(
@@ -26,7 +26,7 @@ def test_an_export_that_fails_is_told_in_the_receipt_and_tried_again_ever_more_r
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("jobs.outbox.export_job", full)
+        patch.setattr("jobs.drop.outbox.export_job", full)
         for _ in range(100):
             assert desk.scan_after(1.0).exported == []
     assert len(tries) == 7, "after 1, 2, 4, 8, 16 and 32 s"
@@ -67,8 +67,8 @@ def test_thousands_of_old_receipts_are_read_once(desk: Any, monkeypatch: pytest.
     (desk.home / "outbox" / "foreign.job.json").write_text("{")
     desk.start()
     reads = []
-    read_receipt = jobs.outbox.read_receipt
-    monkeypatch.setattr("jobs.outbox.read_receipt", lambda path: (reads.append(path), read_receipt(path))[1])
+    read_receipt = jobs.drop.outbox.read_receipt
+    monkeypatch.setattr("jobs.drop.outbox.read_receipt", lambda path: (reads.append(path), read_receipt(path))[1])
     desk.inbox.scan()
     assert len(reads) == 3002
     desk.drop("new.parquet", ["two"])

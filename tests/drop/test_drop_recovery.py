@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import db.session
-import jobs.inbox
-import jobs.outbox
+import jobs.drop.inbox
+import jobs.drop.outbox
 from db.session import Database
-from jobs.inbox_claim import Claim, alone
+from jobs.drop.claim import Claim, alone
 from jobs.settings import Settings
 
 
@@ -29,10 +29,10 @@ def die(*_: Any, **__: Any) -> Any:
 
 
 CRASHES = [
-    ("jobs.inbox.submit_file", "between claim and submit"),
-    ("jobs.outbox.Outbox.open_receipt", "between submit and receipt"),
-    ("jobs.inbox_claim.Claim.accept", "between receipt and accepted"),
-    ("jobs.inbox_claim.Claim.close", "before the claim is closed"),
+    ("jobs.drop.inbox.submit_file", "between claim and submit"),
+    ("jobs.drop.outbox.Outbox.open_receipt", "between submit and receipt"),
+    ("jobs.drop.claim.Claim.accept", "between receipt and accepted"),
+    ("jobs.drop.claim.Claim.close", "before the claim is closed"),
 ]
 
 
@@ -86,13 +86,13 @@ def test_a_watcher_killed_while_rejecting_finishes_that(desk: Any, monkeypatch: 
     desk.drop("q.parquet", ["one"])
     desk.path("q.job.toml").write_text("wrong = 1")
     desk.inbox.scan()
-    move = jobs.inbox_claim.move
+    move = jobs.drop.claim.move
 
     def only_toml(source: Path, target: Path) -> None:
         move(source, target) if source.suffix == ".toml" else die()
 
     with monkeypatch.context() as patch:
-        patch.setattr("jobs.inbox_claim.move", only_toml)
+        patch.setattr("jobs.drop.claim.move", only_toml)
         with pytest.raises(Killed):
             desk.scan_after(2.0)
     desk.start()
@@ -109,7 +109,7 @@ def test_a_watcher_killed_before_the_export_does_it_at_the_next_start(
     desk.settle()
     desk.answer_all()
     with monkeypatch.context() as patch:
-        patch.setattr("jobs.outbox.write_text", die)
+        patch.setattr("jobs.drop.outbox.write_text", die)
         with pytest.raises(Killed):
             desk.scan_after(1.0)
     (desk.home / "outbox" / f".q.parquet.{os.getpid()}.0a1b2c3d.tmp").write_text("half")
@@ -234,9 +234,9 @@ def test_a_full_disk_holds_the_file_back_and_rejects_nothing(desk: Any, monkeypa
 def test_a_file_that_always_kills_the_watcher_is_rejected_in_the_end(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.inbox.submit_file", die)
+    monkeypatch.setattr("jobs.drop.inbox.submit_file", die)
     desk.drop("q.parquet", ["one"])
-    for _ in range(jobs.inbox.MAX_TRIES):
+    for _ in range(jobs.drop.inbox.MAX_TRIES):
         desk.start().scan()
         with pytest.raises(Killed):
             desk.scan_after(2.0)
@@ -246,14 +246,14 @@ def test_a_file_that_always_kills_the_watcher_is_rejected_in_the_end(
 
 
 def test_an_unexpected_error_of_one_file_does_not_stop_the_others(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit = jobs.inbox.submit_file
+    submit = jobs.drop.inbox.submit_file
 
     def sometimes(database: Any, settings: Any, path: Path, *rest: Any) -> Any:
         if path.name == "a.parquet":
             raise ZeroDivisionError
         return submit(database, settings, path, *rest)
 
-    monkeypatch.setattr("jobs.inbox.submit_file", sometimes)
+    monkeypatch.setattr("jobs.drop.inbox.submit_file", sometimes)
     desk.drop("a.parquet", ["one"])
     desk.drop("b.parquet", ["two"])
     assert len(desk.settle().submitted) == 1
@@ -275,7 +275,7 @@ def test_a_stop_in_the_middle_of_a_submit_leaves_the_file_claimed_and_no_job(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop = threading.Event()
-    submit = jobs.inbox.submit_file
+    submit = jobs.drop.inbox.submit_file
 
     def stopped(database: Any, settings: Settings, path: Path, options: Any, progress: Any) -> Any:
         stop.set()
@@ -285,7 +285,7 @@ def test_a_stop_in_the_middle_of_a_submit_leaves_the_file_claimed_and_no_job(
     desk.inbox.scan()
     desk.now_s += 2.0
     with monkeypatch.context() as patch:
-        patch.setattr("jobs.inbox.submit_file", stopped)
+        patch.setattr("jobs.drop.inbox.submit_file", stopped)
         desk.inbox.run(stop)
     assert desk.jobs() == []
     desk.start()

@@ -106,7 +106,7 @@ def quick_conversion(monkeypatch: pytest.MonkeyPatch, package: Path) -> list[Pat
         write_model(target)
 
     (package / "m.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(models, "_convert", convert)
+    monkeypatch.setattr(models, "convert", convert)
     return calls
 
 
@@ -249,7 +249,7 @@ def convert(gguf_file, target):
     (target / "config.json").write_text("{{}}")
     (target / "model.safetensors").write_bytes(b"weights")
 
-models._convert = convert
+models.convert = convert
 sys.path.insert(0, {str(package.parent)!r})
 settings = Settings(home=Path({str(tmp_path)!r}), models={{"tiny": ModelAlias(packaged_gguf="broken_package:m.gguf")}})
 print(models.resolve_model("tiny", settings, report=lambda line: None).source)

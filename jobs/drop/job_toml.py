@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from jobs.drop.files import opened
 from jobs.errors import BadInput
-from jobs.inbox_file import opened
 from jobs.settings import Settings
 from jobs.source import first_line
 from jobs.submit import SubmitOptions

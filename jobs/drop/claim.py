@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.drop.files import Signature, free_name, move, one_line, shown, signature, write_text
+from jobs.drop.job_toml import JOB_SUFFIX
 from jobs.errors import Unavailable
-from jobs.inbox_file import Signature, free_name, move, one_line, shown, signature, write_text
-from jobs.inbox_job import JOB_SUFFIX
 
 _TRIES, _REASON, _LOCK = ".tries", ".reason", ".lock"
 

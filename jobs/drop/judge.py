@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.inbox_file import (
+from jobs.drop.files import (
     Signature,
     hard_link_fault,
     is_being_written,

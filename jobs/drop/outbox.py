@@ -20,9 +20,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from db.models import Job
 from db.session import Database
 from db.states import ENDED
+from jobs.drop.files import shown, write_text
 from jobs.errors import ForqError, Unavailable
 from jobs.export import export_job
-from jobs.inbox_file import shown, write_text
 from jobs.service import job_status
 from jobs.settings import Settings
 from jobs.source import first_line, is_jsonl

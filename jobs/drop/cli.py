@@ -21,7 +21,7 @@ def watch() -> None:
       forq watch
     """
     from jobs import parts
-    from jobs.inbox import Inbox
+    from jobs.drop.inbox import Inbox
 
     configure_logs()
     stop = threading.Event()

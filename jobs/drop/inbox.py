@@ -22,12 +22,12 @@ from ulid import ULID
 from db.models import Job
 from db.session import Database
 from jobs import doorbell
+from jobs.drop.claim import Claim, alone, has_accepted, make_private, open_claims
+from jobs.drop.files import UNFINISHED_SUFFIXES, is_data_name, shown
+from jobs.drop.job_toml import JOB_SUFFIX, in_words_of_the_job_file, job_files_of, read_options
+from jobs.drop.judge import Judge, Verdict
+from jobs.drop.outbox import Backoff, Outbox, Receipt, Stopping, is_our_trouble
 from jobs.errors import BadInput
-from jobs.inbox_claim import Claim, alone, has_accepted, make_private, open_claims
-from jobs.inbox_file import UNFINISHED_SUFFIXES, is_data_name, shown
-from jobs.inbox_job import JOB_SUFFIX, in_words_of_the_job_file, job_files_of, read_options
-from jobs.inbox_judge import Judge, Verdict
-from jobs.outbox import Backoff, Outbox, Receipt, Stopping, is_our_trouble
 from jobs.settings import Settings
 from jobs.submit import Submitted, submit_file
 
