@@ -10,23 +10,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from jinja2 import StrictUndefined, Template, TemplateError, meta
-from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict
 
+from jobs.columns import is_messages, is_text, to_python
 from jobs.errors import BadInput
 from jobs.messages import BadText, RowError, check_messages, storable, storable_error
 from jobs.sampling import Sampling, parse_sampling, sampling_fields
 from jobs.settings import Limits
-from jobs.source import BATCH_LINE_SCHEMA, first_line, require_column
+from jobs.source import BATCH_LINE_SCHEMA, require_column
+from jobs.templates import compile_template
 
 SAMPLING_COLUMN = "sampling"
 CHAT_URL, COMPLETIONS_URL = "/v1/chat/completions", "/v1/completions"
-MAX_TEMPLATE_CHARS = 1 << 20
-MAX_POWER, MAX_REPEATED = 1000, 1 << 20
 
 
 class Mapping(BaseModel):
@@ -84,18 +79,18 @@ def make_mapping(
                 "say which to use with --prompt-column, --messages-column or --template"
             )
     if template is not None:
-        _compile(template, schema.names)
+        compile_template(template, schema.names)
         return Mapping(kind="template", template=template, id_column=id_column, has_sampling=has_sampling)
     if prompt_column is not None:
         require_column(schema, prompt_column, path)
         field = schema.field(prompt_column)
-        if not (_is_text(field.type) or pa.types.is_null(field.type)):
+        if not (is_text(field.type) or pa.types.is_null(field.type)):
             raise BadInput(f"column {prompt_column!r} has type {field.type}: prompts are strings")
         return Mapping(kind="prompt", column=prompt_column, id_column=id_column, has_sampling=has_sampling)
     assert messages_column is not None
     require_column(schema, messages_column, path)
     field = schema.field(messages_column)
-    if not (_is_text(field.type) or _is_messages(field.type) or pa.types.is_null(field.type)):
+    if not (is_text(field.type) or is_messages(field.type) or pa.types.is_null(field.type)):
         raise BadInput(
             f"column {messages_column!r} has type {field.type}: it must be list<struct<role, content>> or JSON strings"
         )
@@ -119,11 +114,11 @@ class RowReader:
         self._mapping = mapping
         self._limits = limits
         self._model = model
-        self._template = _compile(mapping.template, schema.names) if mapping.template is not None else None
+        self._template = compile_template(mapping.template, schema.names) if mapping.template is not None else None
 
     def prepare(self, batch: pa.RecordBatch) -> Iterator[PreparedRow]:
         """Yield one `PreparedRow` per row of the batch, in order."""
-        columns = {name: _to_python(batch.column(i)) for i, name in enumerate(batch.schema.names)}
+        columns = {name: to_python(batch.column(i)) for i, name in enumerate(batch.schema.names)}
         for index in range(batch.num_rows):
             row = {name: values[index] for name, values in columns.items()}
             yield self._prepare_row(row)
@@ -226,65 +221,6 @@ def _id_text(value: Any) -> str | None:
     return storable(str(value))
 
 
-def _to_python(column: pa.Array) -> list[Any]:
-    """Values of a column; a string that is not UTF-8 becomes `BadText`, alone, instead of failing the batch."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        return [_decode(value) for value in column.to_pylist()]
-    try:
-        column.validate(full=True)
-        return list(column.to_pylist())
-    except (pa.ArrowException, ValueError, OverflowError):
-        pass
-    if pa.types.is_temporal(column.type):  # nanoseconds and years that Python's own types cannot hold
-        return list(pc.cast(column, pa.string()).to_pylist())
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        as_binary = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
-        return [_decode(value) for value in pc.cast(column, as_binary, safe=False).to_pylist()]
-    values: list[Any] = []
-    for scalar in column:  # nested: find the rows that are damaged one by one
-        try:
-            values.append(scalar.as_py())
-        except UnicodeDecodeError:
-            values.append(BadText("a text in this row is not valid UTF-8: write it again as UTF-8"))
-        except (pa.ArrowException, ValueError, OverflowError) as error:
-            values.append(BadText(f"a value in this row cannot be read ({first_line(error)}): write it as text"))
-    return values
-
-
-def _decode(value: bytes | None) -> Any:
-    if value is None:
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        bad = value[error.start : error.start + 1].hex()
-        return BadText(f"byte {error.start} (0x{bad}) is not valid UTF-8: write the text again as UTF-8")
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return any(
-        check(kind)
-        for check in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_string_view,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-        )
-    )
-
-
-def _is_messages(kind: pa.DataType) -> bool:
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
-        return False
-    names = {kind.value_type.field(i).name for i in range(kind.value_type.num_fields)}
-    return {"role", "content"} <= names
-
-
 def _check_sampling_column(schema: pa.Schema, path: Path) -> bool:
     if SAMPLING_COLUMN not in schema.names:
         return False
@@ -299,31 +235,3 @@ def _check_sampling_column(schema: pa.Schema, path: Path) -> bool:
             f"use {', '.join(sorted(sampling_fields()))}"
         )
     return True
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which also refuses the operators that make a huge value of a short text: `'a' * 10**10`."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        sizes = [len(side) if isinstance(side, str | list | tuple) else side for side in (left, right)]
-        if operator == "**" and not (abs(left) <= MAX_POWER and abs(right) <= MAX_POWER):
-            raise SecurityError(f"a power of numbers beyond {MAX_POWER} is refused")
-        if operator == "*" and sizes != [left, right] and sizes[0] * sizes[1] > MAX_REPEATED:
-            raise SecurityError(f"a repetition to {sizes[0] * sizes[1]} items is refused, the limit is {MAX_REPEATED}")
-        return super().call_binop(context, operator, left, right)
-
-
-def _compile(source: str, columns: list[str]) -> Template:
-    if len(source) > MAX_TEMPLATE_CHARS:
-        raise BadInput(f"the template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
-    environment = _Sandbox(undefined=StrictUndefined, keep_trailing_newline=True)
-    try:
-        unknown = sorted(meta.find_undeclared_variables(environment.parse(source)) - {*columns, *environment.globals})
-        template = environment.from_string(source)
-    except (TemplateError, SyntaxError, RecursionError, ValueError, OverflowError) as error:
-        raise BadInput(f"the template does not parse: {first_line(error)}") from None
-    if unknown:
-        raise BadInput(f"the template uses {', '.join(unknown)}; the file's columns are {', '.join(columns)}")
-    return template

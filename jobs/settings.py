@@ -4,6 +4,7 @@ Order, strongest first: `FORQ_*` environment variables, the file named by `FORQ_
 `$FORQ_HOME/forq.toml`, else the defaults, which run everything on one laptop.
 """
 
+import difflib
 import os
 import re
 from functools import lru_cache
@@ -17,6 +18,8 @@ from jobs.errors import BadInput
 
 DEFAULT_MODEL = "smollm2-135m"
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(bytes|b|kib|mib|gib|tokens|blocks)\s*$", re.IGNORECASE)
+_OTHER_VARIABLES = {"FORQ_CONFIG", "FORQ_ENGINE"}
+"""Read by the lookup of the file below, and by set-up."""
 _BYTES = {"b": 1, "bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
@@ -46,6 +49,10 @@ class KVBudget(BaseModel):
         return cls(amount=int(number), unit="tokens" if unit == "tokens" else "blocks")
 
     def __str__(self) -> str:
+        if self.unit == "bytes":
+            for name, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+                if self.amount % size == 0:
+                    return f"{self.amount // size} {name}"
         return f"{self.amount} {self.unit}"
 
 
@@ -217,6 +224,16 @@ class Settings(BaseSettings):
             raise BadInput(f"model {alias!r} is not configured; known aliases: {known}. Add it to forq.toml") from None
 
 
+def _refuse_unknown_variables() -> None:
+    """A misspelt variable would otherwise be a default in disguise."""
+    known = {f"FORQ_{name.upper()}" for name in Settings.model_fields} | _OTHER_VARIABLES
+    for name in sorted(os.environ):
+        if name.startswith("FORQ_") and name.split("__")[0] not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise BadInput(f"the variable {name} is not one of forq's{hint} Unset or correct it")
+
+
 def _config_file() -> Path | None:
     home = Path(os.environ.get("FORQ_HOME") or Path.home() / ".forq").expanduser()
     named = os.environ.get("FORQ_CONFIG")
@@ -236,6 +253,7 @@ def get_settings() -> Settings:
         BadInput: if a value is refused; one line that names each.
     """
     try:
+        _refuse_unknown_variables()
         return Settings()
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())

@@ -1,0 +1,43 @@
+"""Prompt templates: Jinja in its sandbox, over a file's columns."""
+
+from typing import Any
+
+from jinja2 import StrictUndefined, Template, TemplateError, meta
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from jobs.errors import BadInput
+from jobs.source import first_line
+
+MAX_TEMPLATE_CHARS = 1 << 20
+MAX_POWER, MAX_REPEATED = 1000, 1 << 20
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which also refuses the operators that make a huge value of a short text: `'a' * 10**10`."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        sizes = [len(side) if isinstance(side, str | list | tuple) else side for side in (left, right)]
+        if operator == "**" and not (abs(left) <= MAX_POWER and abs(right) <= MAX_POWER):
+            raise SecurityError(f"a power of numbers beyond {MAX_POWER} is refused")
+        if operator == "*" and sizes != [left, right] and sizes[0] * sizes[1] > MAX_REPEATED:
+            raise SecurityError(f"a repetition to {sizes[0] * sizes[1]} items is refused, the limit is {MAX_REPEATED}")
+        return super().call_binop(context, operator, left, right)
+
+
+def compile_template(source: str, columns: list[str]) -> Template:
+    """Raises BadInput: it does not parse, is too long, or uses a column the file does not have."""
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise BadInput(f"the template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
+    environment = _Sandbox(undefined=StrictUndefined, keep_trailing_newline=True)
+    try:
+        unknown = sorted(meta.find_undeclared_variables(environment.parse(source)) - {*columns, *environment.globals})
+        template = environment.from_string(source)
+    except (TemplateError, SyntaxError, RecursionError, ValueError, OverflowError) as error:
+        raise BadInput(f"the template does not parse: {first_line(error)}") from None
+    if unknown:
+        raise BadInput(f"the template uses {', '.join(unknown)}; the file's columns are {', '.join(columns)}")
+    return template
