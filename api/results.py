@@ -129,7 +129,7 @@ def _export(
                 database, settings, job_id, path,
                 format=format, failed_only=query.failed, with_trees=query.with_trees, progress=progress,
             )  # fmt: skip
-        except BadInput as error:
+        except (BadInput, Unavailable) as error:
             # The request is fine: the server's disk is full, or its copy of the input is damaged.
             log.error("export_failed", job=job_id, reason=str(error))
             raise Unavailable("the results cannot be written on the server: its log says why") from None

@@ -14,9 +14,8 @@ def db() -> None:
 
 
 @db.command()
-@click.option("--url", help="SQLAlchemy URL.  [default: the configured database]")
 @click.pass_context
-def upgrade(ctx: click.Context, url: str | None) -> None:
+def upgrade(ctx: click.Context) -> None:
     """Bring the database to this version's schema; harmless when it is there already.
 
     \b
@@ -28,7 +27,7 @@ def upgrade(ctx: click.Context, url: str | None) -> None:
     from db.upgrade import upgrade as run
 
     # The root command knows the configuration; this room imports nothing of ours.
-    url = ctx.find_root().obj() if url is None else url
+    url = ctx.find_root().obj()
     run(url)
     database = Database(url)
     try:

@@ -66,6 +66,9 @@ def main(args: list[str] | None = None) -> None:
     except BrokenPipeError:  # `forq list | head`
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:  # a folder that cannot be made, a full disk
+        click.echo(f"forq: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
+        sys.exit(1)
     except Exception as error:
         line = _database_trouble(error)
         if line is None:

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from db.session import Database
+from jobs.logs import configure_logs
 from jobs.settings import Settings, get_settings
 
 
@@ -11,6 +12,7 @@ from jobs.settings import Settings, get_settings
 def open_service() -> Iterator[tuple[Settings, Database]]:
     """The settings and the database. The embedded SQLite is created on first use; others by `forq db upgrade`."""
     settings = get_settings()
+    configure_logs()
     if settings.database_url is None and not (settings.home / "forq.db").exists():
         from db.upgrade import upgrade
 

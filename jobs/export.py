@@ -19,7 +19,7 @@ from db.models import Output, Request, RequestStats, ThreadNode
 from db.session import Database
 from db.states import RequestState
 from jobs import store
-from jobs.errors import BadInput
+from jobs.errors import BadInput, Unavailable
 from jobs.service import job_detail
 from jobs.settings import Settings
 from jobs.source import iter_batches, open_parquet
@@ -84,7 +84,8 @@ def export_job(
 
     Raises:
         NotFound: no such job, or its input is not on this machine.
-        BadInput: the target's folder does not exist or cannot be written.
+        BadInput: the target's folder does not exist.
+        Unavailable: it cannot be written, or the disk is full.
     """
     if format not in ("parquet", "jsonl"):
         raise BadInput(f"format is {format!r}: use parquet or jsonl")
@@ -103,7 +104,7 @@ def export_job(
                 num_rows += batch.num_rows
         store.publish(temporary, target)
     except OSError as error:
-        raise BadInput(f"{target}: cannot be written ({error.strerror or error})") from None
+        raise Unavailable(f"{target}: cannot be written ({error.strerror or error}): check space and rights") from None
     finally:
         temporary.unlink(missing_ok=True)
     return Exported(target, num_rows)

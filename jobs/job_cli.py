@@ -9,24 +9,26 @@ import click
 
 from jobs.console import Advance, print_json, print_table, progress
 from jobs.context import open_service
+from jobs.input_options import input_options, read_template
 
 POLL_S = 0.5
 ENDED = ("completed", "failed", "cancelled")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def _not_negative(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not value >= 0:  # NaN too: it would wait for ever
+        raise click.BadParameter(f"{value} is no time to wait: give 0 or more seconds", ctx, param)
+    return value
+
+
 job_argument = click.argument("job", metavar="JOB", callback=lambda ctx, param, value: value.strip().upper())
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--model", metavar="ALIAS", help="Which configured model answers.  [default: the configured default]")
-@click.option("--prompt-column", metavar="C", help="Column of prompts.  [default: prompt]")
-@click.option("--messages-column", metavar="C", help="Column of conversations.  [default: messages]")
-@click.option("--template", "template_file", metavar="T.j2", type=click.Path(path_type=Path, dir_okay=False),
-              help="Jinja template over the columns.")  # fmt: skip
-@click.option("--id-column", metavar="C", help="Column that names the rows.")
+@input_options
 @click.option("--decoding", metavar="[apar|ar]", default="ar", show_default=True, help="How answers are decoded.")
-@click.option("--max-tokens", type=int, metavar="N", help="Longest answer, in tokens.  [default: the model's]")
 @click.option("--temperature", type=float, metavar="F", help="0 is greedy.  [default: 1]")
 @click.option("--top-p", type=float, metavar="F", help="Nucleus sampling.  [default: 1]")
 @click.option("--seed", type=int, metavar="N", help="Makes sampling repeatable.")
@@ -36,7 +38,7 @@ job_argument = click.argument("job", metavar="JOB", callback=lambda ctx, param, 
 @click.option("--name", metavar="S", help="A name for the job.")
 @click.option("--wait", "wait_for_end", is_flag=True, help="Wait until the job has ended.")
 @json_option
-def submit(file: Path, template_file: Path | None, wait_for_end: bool, as_json: bool, **options: Any) -> int:
+def submit(file: Path, template: Path | None, wait_for_end: bool, as_json: bool, **options: Any) -> int:
     """Submit FILE, Parquet or OpenAI batch JSONL, as a job.
 
     Each row becomes one request. A row's own `sampling` struct column overrides the flags. Rows that cannot be asked
@@ -51,12 +53,11 @@ def submit(file: Path, template_file: Path | None, wait_for_end: bool, as_json: 
 
     names = ("max_tokens", "temperature", "top_p", "seed", "n")
     sampling = {name: options.pop(name) for name in names}
-    template = _read_template(template_file) if template_file is not None else None
     with open_service() as (settings, database):
         model = options.pop("model") or settings.default_model
         submit_options = SubmitOptions(
             model=model,
-            template=template,
+            template=read_template(template),
             sampling={name: value for name, value in sampling.items() if value is not None},
             **options,
         )
@@ -97,7 +98,8 @@ def status(job: str, watch: bool, as_json: bool) -> int:
 
 @click.command()
 @job_argument
-@click.option("--timeout", type=float, metavar="S", help="Give up after S seconds (exit code 1).")
+@click.option("--timeout", type=float, metavar="S", callback=_not_negative,
+              help="Give up after S seconds (exit code 1).")  # fmt: skip
 @json_option
 def wait(job: str, timeout: float | None, as_json: bool) -> int:
     """Wait until a job has ended; exit code 0 only if it completed.
@@ -217,12 +219,3 @@ def _count_text(counts: dict[str, int]) -> str:
         if counts[name]:
             text += f", {counts[name]} {name}"
     return text
-
-
-def _read_template(path: Path) -> str:
-    from jobs.errors import BadInput
-
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"template {path} cannot be read: {error}") from None

@@ -19,7 +19,8 @@ def registered(settings: Settings, role: str, pid: int | None = None, **facts: A
     pid = pid if pid is not None else os.getpid()
     settings.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = settings.run_dir / f"{role}-{pid}.json"
-    _write(path, {"role": role, "pid": pid, "since": psutil.Process(pid).create_time(), **facts})
+    process = psutil.Process(pid)
+    _write(path, {"role": role, "pid": pid, "since": process.create_time(), "parent": process.ppid(), **facts})
     try:
         yield
     finally:
@@ -32,15 +33,24 @@ def running(settings: Settings) -> list[dict[str, Any]]:
     for path in sorted(settings.run_dir.glob("*-*.json")):
         try:
             part = json.loads(path.read_text())
-            # A pid alone may be another process by now; pid and start time together are not.
-            alive = abs(psutil.Process(part["pid"]).create_time() - part["since"]) < 1
-        except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
+            alive = is_alive(part)
+        except (OSError, ValueError, KeyError, TypeError):
             alive = False
         if alive:
             found.append(part)
         else:
             path.unlink(missing_ok=True)
     return found
+
+
+def is_alive(part: dict[str, Any]) -> bool:
+    try:
+        process = psutil.Process(part["pid"])
+        # A pid alone may be another process by now; pid and start time together are not. A zombie has ended: where
+        # pid 1 is no real init, as in many containers, nobody ever takes it away.
+        return bool(abs(process.create_time() - part["since"]) < 1 and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def find(settings: Settings, role: str) -> dict[str, Any] | None:

@@ -168,6 +168,22 @@ def job_stats(database: Database, job_id: str) -> dict[str, Any]:
     }
 
 
+def measured_tokens_per_s(database: Database, model: str) -> float | None:
+    """Output tokens per second of the model's last completed job, or None."""
+    statement = (
+        select(Job.output_tokens, Job.started_at, Job.finished_at)
+        .where(Job.model == model, Job.state == JobState.COMPLETED, Job.output_tokens > 0)
+        .order_by(Job.id.desc())
+        .limit(1)
+    )
+    with database.read() as connection:
+        job = connection.execute(statement).one_or_none()
+    if job is None or job.started_at is None or job.finished_at is None:
+        return None
+    seconds: float = (job.finished_at - job.started_at).total_seconds()
+    return round(int(job.output_tokens) / max(seconds, 0.001), 1)
+
+
 def workers(database: Database, *, alive_only: bool = True) -> list[dict[str, Any]]:
     """The worker processes the database knows, on every machine."""
     statement = select(Worker.__table__).order_by(Worker.started_at.desc()).limit(MAX_LIST)

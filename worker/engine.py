@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import structlog
 
-from jobs.errors import Unavailable
+from jobs.errors import BadInput, Unavailable
 from jobs.settings import ModelAlias
 from worker.backend import Done, EngineDead, EngineFacts, Finished, Refused, Sample
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 CPU_BLOCK_SIZE = 32
 """Tokens per KV block on CPU: its attention takes multiples of 32."""
+GPU_BLOCK_SIZE = 16
+"""vLLM's default elsewhere."""
 START_TIMEOUT_S = 1800.0
 
 log = structlog.get_logger()
@@ -53,19 +56,42 @@ def engine_args(alias: ModelAlias, model_path: str) -> dict[str, Any]:
         "max_model_len": alias.max_model_len or -1,  # -1: the most that fits the KV budget
         "generation_config": "vllm",  # sampling comes from the job alone, not from a file beside the weights
     }
+    block_size = block_size_of(alias)
     if on_cpu():
-        args["block_size"] = CPU_BLOCK_SIZE
+        args["block_size"] = block_size
         args["enforce_eager"] = True  # compiling takes a minute or more on small machines
-    block_size = alias.engine.get("block_size", args.get("block_size", 16))
-    budget = alias.kv_budget
+    budget, num_blocks = alias.kv_budget, num_blocks_of(alias)
     if budget is not None and budget.unit == "bytes":
         args["kv_cache_memory_bytes"] = budget.amount
-    elif budget is not None:
-        num_blocks = budget.amount if budget.unit == "blocks" else budget.amount // block_size
+    elif num_blocks is not None:
         args["num_gpu_blocks_override"] = num_blocks + 1  # vLLM keeps one block, the null block, for itself
         if alias.max_model_len is not None:
             args["max_model_len"] = min(alias.max_model_len, num_blocks * block_size)
+    if on_cpu() and (budget is None or budget.unit != "bytes"):
+        # Where vLLM is not told bytes, it takes 92 % of the machine's memory and refuses to start on one in use. The
+        # number of blocks wins over them; without a budget, half of what is free.
+        args["kv_cache_memory_bytes"] = psutil.virtual_memory().available // 2
     return {**args, **alias.engine}
+
+
+def block_size_of(alias: ModelAlias) -> int:
+    """Tokens per KV block of the alias's engine."""
+    return int(alias.engine.get("block_size", CPU_BLOCK_SIZE if on_cpu() else GPU_BLOCK_SIZE))
+
+
+def num_blocks_of(alias: ModelAlias) -> int | None:
+    """KV blocks that the alias's budget names, or None where it names bytes, or nothing.
+
+    Raises:
+        BadInput: the budget holds less than one block.
+    """
+    budget = alias.kv_budget
+    if budget is None or budget.unit == "bytes":
+        return None
+    num_blocks = budget.amount if budget.unit == "blocks" else budget.amount // block_size_of(alias)
+    if num_blocks == 0:
+        raise BadInput(f"kv_budget is {budget}, less than one block of {block_size_of(alias)} tokens: raise it")
+    return num_blocks
 
 
 @dataclass(slots=True)
@@ -202,10 +228,13 @@ class VllmBackend:
                 engine.abort_request(ids, internal=True)
 
     def _add(self, engine: "LLMEngine", sample: Sample, done: Done) -> None:
+        from vllm.exceptions import VLLMClientError
+
         try:
             internal = engine.add_request(sample.key, {"prompt_token_ids": sample.token_ids}, _sampling_params(sample))
-        except (ValueError, TypeError) as error:  # vLLM's validation: the row is at fault, not the engine
-            done(Refused(sample.key, str(error).strip().splitlines()[0]))
+        except (VLLMClientError, ValueError, TypeError, OverflowError) as error:
+            # vLLM's validation: the row is at fault, not the engine.
+            done(Refused(sample.key, " ".join(str(error).split()) or type(error).__name__))
             return
         self._internal_ids[sample.key] = internal
         self._running[internal] = _Running(sample.key, done)

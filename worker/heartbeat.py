@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import structlog
 from sqlalchemy import update
-from sqlalchemy.exc import SQLAlchemyError
 
 from db.clock import db_now
 from db.models import Worker
@@ -52,7 +51,7 @@ class Heartbeat:
                 if self._failing:
                     log.info("heartbeat_back")
                     self._failing = False
-            except SQLAlchemyError as error:
+            except Exception as error:  # of the database or the broker; without its pulse the worker loses its leases
                 if not self._failing:
                     log.warning("heartbeat_failing", reason=type(error).__name__)
                     self._failing = True

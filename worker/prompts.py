@@ -106,7 +106,7 @@ class PromptEncoder:
         """Render the messages with the model's chat template, ready for the answer, and encode them.
 
         Raises:
-            PromptError: `empty_prompt`, `invalid_text` (lone surrogates), `invalid_message` (a role or content is
+            PromptError: `empty_prompt`, `invalid_text` (lone surrogates), `invalid_messages` (a role or content is
                 missing, or a value is no string), `no_chat_template`, `template_refused`, `unsafe_tokenizer`.
         """
         if self._template is None:
@@ -215,7 +215,7 @@ def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, s
     checked: list[dict[str, str]] = []
     for number, message in enumerate(messages or [], start=1):
         if not isinstance(message, Mapping):
-            raise PromptError("invalid_message", f"message {number} is a {type(message).__name__}: send an object")
+            raise PromptError("invalid_messages", f"message {number} is a {type(message).__name__}: send an object")
         # A table of structs gives every row every key: null stands for absent.
         present = {"role": None, "content": None} | {k: v for k, v in message.items() if v is not None}
         for key, value in present.items():
@@ -229,7 +229,7 @@ def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, s
 def _check_text(what: str, value: object) -> None:
     if not isinstance(value, str):
         found = "missing" if value is None else f"a {type(value).__name__}"
-        raise PromptError("invalid_message", f"{what} is {found}: it must be a string")
+        raise PromptError("invalid_messages", f"{what} is {found}: it must be a string")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -74,8 +74,7 @@ class WorkerProcess:
         except Unavailable as error:
             self._fail_waiting_jobs(str(error))
             raise
-        control_tokens = [token for token in (self._alias.fork_token, self._alias.child_token) if token]
-        encoder = PromptEncoder.load(files.path, control_tokens)
+        encoder = PromptEncoder.load(files.path, self._alias.control_tokens)
         log.info("engine_starting", model=self._model, path=files.source)
         backend = VllmBackend(self._alias, str(files.path))
         backend.start()
@@ -92,9 +91,10 @@ class WorkerProcess:
         self._update(state="ready", engine={name: getattr(facts, name) for name in facts.__slots__})
 
         def drain(**_: Any) -> None:
+            # Stopped first: the database may be away, and then it makes us wait.
+            loop.control.stop(self._settings.queue.drain_s)
             log.info("draining", seconds=self._settings.queue.drain_s)
             self._update(state="draining")
-            loop.control.stop(self._settings.queue.drain_s)
 
         def listening(**_: Any) -> None:
             log.info("worker_listening", model=self._model, worker_id=self._id)

@@ -24,6 +24,7 @@ from jobs.results import PendingRow, RowResult
 from jobs.settings import Settings
 from worker.backend import Backend, EngineDead, Finished, Refused
 from worker.database_retry import retrying
+from worker.gate import EngineGate
 from worker.generation import RowInFlight, prepare, result_of
 from worker.prompts import PromptEncoder
 
@@ -88,6 +89,7 @@ class ShardLoop:
         self.control = Control()
         limit = settings.queue.rows_in_flight or 2 * backend.facts.max_num_seqs
         self.rows_in_flight = RowsInFlight(limit)
+        self.gate = EngineGate(POLL_S)
         self._leasing = threading.Lock()
 
     def run_available(self) -> int:
@@ -123,15 +125,20 @@ class ShardLoop:
             shard.run()
         except LeaseLost as error:
             log.warning("lease_lost", lease=str(lease), reason=str(error))
+            # Where only the answer to a commit was lost, its repetition was refused and the lease is still ours.
+            self._give_back(lease, crashed=False)
         except EngineDead:
             pass  # the worker releases every lease at once and ends its process
-        except Exception:
-            # Kept, the lease would be renewed for ever with nobody working on it.
+        except BaseException as error:  # a panic in a tokenizer's Rust code is no Exception
             log.exception("shard_failed", lease=str(lease))
-            with contextlib.suppress(*retrying.errors):
-                leases.release(self._database, lease, crashed=True)
+            self._give_back(lease, crashed=not isinstance(error, retrying.errors))
         finally:
             shard.close()
+
+    def _give_back(self, lease: Lease, *, crashed: bool) -> None:
+        """Release a lease nobody works on: kept, it would be renewed for ever. Does nothing if it is another's now."""
+        with contextlib.suppress(*retrying.errors):
+            leases.release(self._database, lease, crashed=crashed)
 
     @property
     def database(self) -> Database:
@@ -163,6 +170,7 @@ class _Shard:
         self._unwritten: list[RowResult] = []
         self._flushed_at = time.monotonic()
         self._counted = lease.end_row - lease.start_row
+        self._is_inside = False
 
     def run(self) -> None:
         work = retrying.call(self._loop.control.stopping, lambda: results.load(self._loop.database, self._lease))
@@ -172,6 +180,9 @@ class _Shard:
             return
         log.info("shard_started", lease=str(self._lease), rows=len(work.rows))
         suspect = self._lease.attempts >= self._loop.settings.queue.max_attempts
+        self._is_inside = self._loop.gate.enter(alone=suspect, go_on=self._may_go_on)
+        if not self._is_inside:
+            return
         finished = self._run_one_by_one(work.rows) if suspect else self._run_together(work.rows)
         if finished:
             self._call(lambda: leases.finish(self._loop.database, self._lease))
@@ -181,6 +192,8 @@ class _Shard:
         """Take whatever is left out of the engine and out of the count, however the shard ended."""
         if self._by_key:
             self._loop.backend.abort(list(self._by_key))
+        if self._is_inside:
+            self._loop.gate.leave()
         self._uncount(self._counted)
 
     def _run_together(self, rows: list[PendingRow]) -> bool:
@@ -193,7 +206,7 @@ class _Shard:
         limit = self._loop.settings.queue.max_attempts
         for row in rows:
             if row.attempts >= limit:
-                message = f"the worker died {row.attempts} times while only this row of its shard was running; given up"
+                message = f"the worker died {row.attempts} times while only this row was in its engine; given up"
                 self._end(RowResult(row.request_id, error_code="poison", error=message))
                 continue
             self._call(partial(results.count_attempt, self._loop.database, self._lease, row))

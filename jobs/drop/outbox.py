@@ -4,7 +4,6 @@ The receipts are the only state, so a restart forgets nothing: a receipt whose `
 kept in memory only saves reading the same receipts again.
 """
 
-import errno
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -32,10 +31,6 @@ MAX_RETRY_S = 300.0
 """A failing export or submit is tried again after one poll, then after twice as long each time, up to this."""
 _IDS_PER_QUERY = 500
 _MAX_RECEIPT_BYTES = 1 << 20
-# The machine's trouble, not the file's: tried again, never a reason to refuse the file.
-_OUR_ERRNOS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS, errno.ESTALE}
-)
 DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeout)
 
 log = structlog.get_logger()
@@ -253,15 +248,9 @@ def read_receipt(path: Path) -> Receipt | None:
 
 
 def is_our_trouble(error: BaseException) -> bool:
-    """Whether an error is the machine's (disk full, database away), so that the same file may do later.
-
-    A `BadInput` that was made from an OSError keeps it as its context.
-    """
-    if isinstance(error, Unavailable):
-        return True
+    """Whether an error is the machine's (disk full, database away), so that the same file may do later."""
     if isinstance(error, ForqError):
-        cause = error.__context__
-        return isinstance(cause, OSError) and cause.errno in _OUR_ERRNOS
+        return isinstance(error, Unavailable)
     if isinstance(error, OSError):
         return error.errno is not None  # Arrow raises OSError without a number for damaged pages
     return isinstance(error, DATABASE_AWAY)

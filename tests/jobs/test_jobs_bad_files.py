@@ -212,7 +212,7 @@ def test_a_full_disk_is_named_and_nothing_is_kept(
         with pytest.raises(Unavailable, match=r"No space left on device\): check space and rights in .*scratch"):
             submit_file(database, settings, path, SubmitOptions(model=MODEL))
     monkeypatch.setattr(store, "publish", full)
-    with pytest.raises(BadInput, match="No space left on device"):
+    with pytest.raises(Unavailable, match="No space left on device"):
         submit_file(database, settings, path, SubmitOptions(model=MODEL))
     assert list(settings.data_dir.iterdir()) == []
     assert set(num_rows_in_tables(database).values()) == {0}

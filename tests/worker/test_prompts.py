@@ -251,7 +251,7 @@ def test_refusals_have_a_code_and_one_line() -> None:
     assert refusal(encoder, chat("a\ud800")).code == "invalid_text"
     assert refusal(encoder, [{"role": "\udfff", "content": "x"}]).code == "invalid_text"
     for bad in ("text", [["x"]], [{"role": 1, "content": "x"}], [{"role": "user"}], [{"role": "user", "content": {}}]):
-        assert refusal(encoder, bad).code == "invalid_message"
+        assert refusal(encoder, bad).code == "invalid_messages"
     with pytest.raises(PromptError) as caught:
         PromptEncoder(llama_like(None)).encode_prompt("")
     assert caught.value.code == "empty_prompt"
