@@ -126,6 +126,16 @@ def release(database: Database, lease: Lease, *, crashed: bool = False) -> bool:
     return result.rowcount == 1
 
 
+def release_stranger(database: Database, owner: str, shard_id: int, token: int) -> None:
+    """Give back a lease of which the worker knows no more than the heartbeat says."""
+    with database.write() as connection:
+        _requeue(
+            connection,
+            (Shard.id == shard_id) & (Shard.lease_token == token) & (Shard.lease_owner == owner),
+            crashed=False,
+        )
+
+
 def release_all(database: Database, owner: str, *, crashed: bool) -> int:
     """Give back everything a worker held, when it is known to be gone. Returns the number of shards."""
     with database.write() as connection:

@@ -20,8 +20,11 @@ from typing import Any
 import psutil
 import structlog
 from filelock import FileLock, Timeout
+from sqlalchemy import update
 from ulid import ULID
 
+from db.clock import db_now
+from db.models import Worker
 from db.session import Database
 from jobs import leases, parts, service
 from jobs.broker import EmbeddedBroker
@@ -52,6 +55,8 @@ class Part:
     worker_id: str | None = None
     process: "subprocess.Popen[bytes] | None" = None
     started_at: float = 0.0
+    log_start: int = 0
+    """Where this process's part of its log begins, in bytes."""
     restart_at: float | None = None
     deaths: int = 0
 
@@ -111,6 +116,7 @@ class Supervisor:
             part.worker_id = str(ULID())
             command += ["--id", part.worker_id]
         with self.log_path(part.role).open("ab") as log_file:
+            part.log_start = log_file.seek(0, os.SEEK_END)
             part.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -128,7 +134,8 @@ class Supervisor:
         while waiting and not self.stopping:
             for part in list(waiting):
                 if not part.alive:
-                    raise Unavailable(f"{part.role} did not start: {self.last_error(part.role)}")
+                    self._bury(part)
+                    raise Unavailable(f"{part.role} did not start: {self.last_error(part)}")
                 if part.is_ready(part):
                     log.info("part_ready", part=part.role, seconds=round(time.monotonic() - part.started_at, 1))
                     waiting.remove(part)
@@ -148,16 +155,25 @@ class Supervisor:
                 wait_s = RESTART_AFTER_S[min(part.deaths, len(RESTART_AFTER_S)) - 1]
                 part.restart_at = now + wait_s
                 log.warning("part_died", part=part.role, code=code, restart_in_s=wait_s)
-                if part.worker_id is not None:
-                    self._release(part.worker_id)
+                self._bury(part)
             elif now >= part.restart_at:
                 self._start(part)
 
-    def _release(self, worker_id: str) -> None:
+    def _bury(self, part: Part) -> None:
+        """A dead worker cannot say so itself: give its shards back, and let `ps` and waiting users know."""
+        if part.worker_id is None or part.process is None:
+            return
         try:
-            num_shards = leases.release_all(self.database, worker_id, crashed=True)
-            log.info("leases_released", worker_id=worker_id, shards=num_shards)
-        except Exception as error:  # they expire by themselves
+            num_shards = leases.release_all(self.database, part.worker_id, crashed=True)
+            log.info("leases_released", worker_id=part.worker_id, shards=num_shards)
+            reason = f"it died with exit code {part.process.returncode}"
+            with self.database.write() as connection:
+                connection.execute(
+                    update(Worker)
+                    .where(Worker.id == part.worker_id, Worker.exited_at.is_(None))
+                    .values(state="exited", exited_at=db_now(), exit_reason=reason)
+                )
+        except Exception as error:  # leases expire by themselves
             log.warning("leases_not_released", reason=type(error).__name__)
 
     def _request_stop(self) -> None:
@@ -195,13 +211,18 @@ class Supervisor:
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{role}.log"
 
-    def last_error(self, role: str) -> str:
-        """The most telling line at the end of a part's log."""
-        path = self.log_path(role)
-        lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    def last_error(self, part: Part) -> str:
+        """The most telling line that a dead part wrote, or how it ended."""
+        path = self.log_path(part.role)
+        with path.open("rb") as log_file:
+            log_file.seek(part.log_start)
+            lines = log_file.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         for line in reversed(lines):
             if line.startswith("forq: "):
                 return line.removeprefix("forq: ")
+        code = part.process.returncode if part.process is not None else None
+        if code is not None and code < 0:
+            return f"it was killed by signal {-code} (see {path})"
         return f"{lines[-1] if lines else 'it wrote nothing'} (see {path})"
 
 

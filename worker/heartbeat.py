@@ -32,6 +32,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._failing = False
+        self._unknown: frozenset[tuple[int, int]] = frozenset()
 
     def start(self) -> None:
         self._thread.start()
@@ -62,8 +63,20 @@ class Heartbeat:
         renewal = leases.renew(self._database, self._owner, self._settings.queue.lease_s)
         control = self._loop.control
         control.renewal, control.renewed_at = renewal, asked_at
+        self._release_strangers(renewal.held)
         with self._database.write() as connection:
             connection.execute(update(Worker).where(Worker.id == self._owner).values(heartbeat_at=db_now()))
+
+    def _release_strangers(self, held: frozenset[tuple[int, int]]) -> None:
+        """Give back leases that no loop knows: the database granted them, but its answer was lost on the way.
+
+        Only what was unknown at two beats in a row: a lease just granted is not noted yet.
+        """
+        unknown = held - self._loop.known_leases()
+        for shard_id, token in unknown & self._unknown:
+            leases.release_stranger(self._database, self._owner, shard_id, token)
+            log.warning("lease_unknown", shard_id=shard_id, token=token)
+        self._unknown = unknown
 
     def sweep(self) -> None:
         num_reaped = leases.sweep(self._database)

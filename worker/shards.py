@@ -91,6 +91,12 @@ class ShardLoop:
         self.rows_in_flight = RowsInFlight(limit)
         self.gate = EngineGate(POLL_S)
         self._leasing = threading.Lock()
+        self._known: set[tuple[int, int]] = set()
+
+    def known_leases(self) -> frozenset[tuple[int, int]]:
+        """(shard id, token) of every lease that a loop works on."""
+        with self._leasing:
+            return frozenset(self._known)
 
     def run_available(self) -> int:
         """Lease and run shards until none is left or the worker stops. Returns how many it ran."""
@@ -114,6 +120,7 @@ class ShardLoop:
                     log.warning("database_unreachable", doing="lease", reason=type(error).__name__)
                     return None  # the poller asks again
                 if lease is not None:
+                    self._known.add((lease.shard_id, lease.token))
                     self.rows_in_flight.add(lease.end_row - lease.start_row)
                 return lease
         return None
@@ -134,6 +141,7 @@ class ShardLoop:
             self._give_back(lease, crashed=not isinstance(error, retrying.errors))
         finally:
             shard.close()
+            self._known.discard((lease.shard_id, lease.token))
 
     def _give_back(self, lease: Lease, *, crashed: bool) -> None:
         """Release a lease nobody works on: kept, it would be renewed for ever. Does nothing if it is another's now."""
@@ -209,6 +217,9 @@ class _Shard:
                 message = f"the worker died {row.attempts} times while only this row was in its engine; given up"
                 self._end(RowResult(row.request_id, error_code="poison", error=message))
                 continue
+            # The engine may have died of the shard before this one: then this row is not to be counted.
+            if not self._may_go_on():
+                return False
             self._call(partial(results.count_attempt, self._loop.database, self._lease, row))
             self._start(row)
             if not self._collect():

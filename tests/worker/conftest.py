@@ -1,0 +1,22 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from database_fixtures import Templates, postgresql_server, templates
+
+from db.session import Database
+
+__all__ = ["postgresql_server", "templates"]
+
+
+@pytest.fixture
+def sqlite_url(templates: Templates, tmp_path: Path) -> str:
+    """A fresh, migrated SQLite database: statements are the data layer's tests' business, loops are ours."""
+    return templates.copy("sqlite", tmp_path)
+
+
+@pytest.fixture
+def database(sqlite_url: str) -> Iterator[Database]:
+    database = Database(sqlite_url)
+    yield database
+    database.dispose()
