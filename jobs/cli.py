@@ -54,8 +54,13 @@ def main(args: list[str] | None = None) -> None:
         result: Any = forq.main(args=args, prog_name="forq", standalone_mode=False)
     except click.exceptions.Exit as exit_:
         sys.exit(exit_.exit_code)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(2)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "forq"
+        message = error.format_message().rstrip(".")
+        click.echo(f"forq: {message}{'' if message.endswith('?') else ';'} see `{command} --help`", err=True)
         sys.exit(2)
     except click.Abort:
         click.echo("forq: interrupted", err=True)

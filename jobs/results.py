@@ -178,6 +178,16 @@ def count_attempt(database: Database, lease: Lease, row: PendingRow) -> None:
         connection.execute(update(Request).where(Request.id == row.request_id).values(attempts=Request.attempts + 1))
 
 
+def take_attempt_back(database: Database, row: PendingRow) -> None:
+    """Undo one `count_attempt`: the worker stopped of its own will. Needs no fence, being a difference."""
+    with database.write() as connection:
+        connection.execute(
+            update(Request)
+            .where(Request.id == row.request_id, Request.attempts > 0)
+            .values(attempts=Request.attempts - 1)
+        )
+
+
 def _rows_of(completed: list[RowResult]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     outputs: list[dict[str, Any]] = []
     stats: list[dict[str, Any]] = []

@@ -29,6 +29,7 @@ from worker.generation import RowInFlight, prepare, result_of
 from worker.prompts import PromptEncoder
 
 FLUSH_ROWS = 256
+PAUSE_AFTER_ERROR_S = 0.5
 POLL_S = 0.2
 """How often a waiting loop looks at stop, cancellation and lost leases."""
 
@@ -92,10 +93,11 @@ class ShardLoop:
         self.gate = EngineGate(POLL_S)
         self._leasing = threading.Lock()
         self._known: set[tuple[int, int]] = set()
+        self._known_lock = threading.Lock()  # its own: leasing may wait for the database
 
     def known_leases(self) -> frozenset[tuple[int, int]]:
         """(shard id, token) of every lease that a loop works on."""
-        with self._leasing:
+        with self._known_lock:
             return frozenset(self._known)
 
     def run_available(self) -> int:
@@ -120,7 +122,8 @@ class ShardLoop:
                     log.warning("database_unreachable", doing="lease", reason=type(error).__name__)
                     return None  # the poller asks again
                 if lease is not None:
-                    self._known.add((lease.shard_id, lease.token))
+                    with self._known_lock:
+                        self._known.add((lease.shard_id, lease.token))
                     self.rows_in_flight.add(lease.end_row - lease.start_row)
                 return lease
         return None
@@ -139,9 +142,11 @@ class ShardLoop:
         except BaseException as error:  # a panic in a tokenizer's Rust code is no Exception
             log.exception("shard_failed", lease=str(lease))
             self._give_back(lease, crashed=not isinstance(error, retrying.errors))
+            self.control.stopping.wait(PAUSE_AFTER_ERROR_S)  # what failed at once would fail at once again
         finally:
             shard.close()
-            self._known.discard((lease.shard_id, lease.token))
+            with self._known_lock:
+                self._known.discard((lease.shard_id, lease.token))
 
     def _give_back(self, lease: Lease, *, crashed: bool) -> None:
         """Release a lease nobody works on: kept, it would be renewed for ever. Does nothing if it is another's now."""
@@ -223,6 +228,8 @@ class _Shard:
             self._call(partial(results.count_attempt, self._loop.database, self._lease, row))
             self._start(row)
             if not self._collect():
+                # Stopped, not dead: the row is not to blame.
+                self._call(partial(results.take_attempt_back, self._loop.database, row))
                 return False
         return self._collect()
 
