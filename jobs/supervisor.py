@@ -72,7 +72,6 @@ class Supervisor:
     database: Database
     parts: list[Part] = field(default_factory=list)
     stopping: bool = False
-    ready: bool = False
 
     def run(self, on_ready: Callable[[], None]) -> int:
         """Start everything, call `on_ready`, keep it running until a signal, stop everything. Returns the exit code.
@@ -89,7 +88,6 @@ class Supervisor:
                     self._start(part)
                 self._wait_ready()
                 if not self.stopping:
-                    self.ready = True
                     on_ready()
                 while not self.stopping:
                     self._tend()
