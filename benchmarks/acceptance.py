@@ -27,7 +27,7 @@ from db.session import Database
 from jobs.settings import DEFAULT_MODEL, Settings, get_settings
 from worker.models import resolve_model
 
-KILL_AFTER_SHARE = 0.3
+KILL_AFTER_SHARE = 0.4
 WAIT_S = 900.0
 
 
@@ -44,6 +44,8 @@ def main(file: Path, prompt_column: str, id_column: str | None, max_tokens: int,
         home = Path(folder)
         (home / "forq.toml").write_text(
             f'[models.{DEFAULT_MODEL}]\npath = "{model_path}"\nkv_budget = "1 GiB"\nmax_model_len = 2048\n'
+            # Small shards, few rows at once: otherwise all answers of one length end, and are stored, in the same step.
+            "[queue]\nshard_rows = 16\nrows_in_flight = 16\n"
         )
         service = _Service(home, port, ["--prompt-column", prompt_column, "--max-tokens", str(max_tokens)], id_column)
         service.forq("up", "--detach")
@@ -122,11 +124,13 @@ def _killed(service: _Service, file: Path) -> bool:
     """kill -9 of the worker when some rows are stored and some are not."""
     job_id = service.submit(file)
     total = pq.read_metadata(file).num_rows
-    _until(lambda: KILL_AFTER_SHARE * total <= _num_stored(service, job_id) < total, "some rows are stored")
+    _until(lambda: _num_stored(service, job_id) >= KILL_AFTER_SHARE * total, "some rows are stored")
     (worker,) = [part for part in service.forq("ps", "--json") if part["part"] == "worker"]
     os.kill(worker["pid"], signal.SIGKILL)
     killed_at = time.monotonic()
     before = _stored(service, job_id)
+    if len(before) == total:
+        raise click.ClickException("every row was stored before the kill: take more rows or longer answers")
     _until(lambda: _num_stored(service, job_id) > len(before), "the next worker has stored a row")
     recovery_s = time.monotonic() - killed_at
     status, answers = service.finish(job_id)
