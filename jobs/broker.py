@@ -50,7 +50,13 @@ class EmbeddedBroker:
 
     def tend(self) -> None:
         """Start it again if it has died; workers and submitters connect anew by themselves."""
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is None:
+            return
+        if self._process.poll() is None and not self._settings.broker_socket.exists():
+            log.warning("broker_socket_gone")  # somebody cleaned up: nobody can reach this process any more
+            self._process.terminate()
+            end(self._process, STOP_TIMEOUT_S)
+        if self._process.poll() is not None:
             log.warning("part_died", part="broker", code=self._process.returncode)
             self._registration.close()
             self.start()

@@ -141,7 +141,10 @@ def retry(database: Database, job_id: str) -> int:
                 )
             num_rows += changed
         if num_rows == 0:
-            raise Conflict(f"job {job_id} has no failed row that could be asked again")
+            raise Conflict(
+                f"job {job_id} has no failed row that could be asked again; "
+                "mend rows that were refused at submit, and submit them anew"
+            )
         connection.execute(
             update(Job)
             .where(Job.id == job_id, Job.state.in_(sources_of(JobState.QUEUED)))

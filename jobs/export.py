@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, case, func, select
 
 from db.models import Output, Request, RequestStats, ThreadNode
 from db.session import Database
@@ -22,7 +22,7 @@ from jobs import store
 from jobs.errors import BadInput, Unavailable
 from jobs.service import job_detail
 from jobs.settings import Settings
-from jobs.source import iter_batches, open_parquet
+from jobs.source import JSONL_SUFFIXES, PARQUET_SUFFIXES, iter_batches, open_parquet
 
 TREE_TYPE = pa.list_(
     pa.struct(
@@ -58,6 +58,7 @@ RESULT_FIELDS: list[pa.Field] = [
     pa.field("forq_preemptions", pa.int32()),
 ]
 TREE_FIELD = pa.field("forq_tree", TREE_TYPE)
+CANCELLED_TEXT = "the job was cancelled before this row was answered"
 ROW_GROUP_BYTES = 32 << 20
 
 
@@ -65,6 +66,17 @@ ROW_GROUP_BYTES = 32 << 20
 class Exported:
     path: Path
     num_rows: int
+
+
+def format_of(target: Path) -> str:
+    """Raises BadInput: the file's suffix names no format."""
+    suffix = target.suffix.lower()
+    if suffix in PARQUET_SUFFIXES:
+        return "parquet"
+    if suffix in JSONL_SUFFIXES:
+        return "jsonl"
+    known = ", ".join(PARQUET_SUFFIXES + JSONL_SUFFIXES)
+    raise BadInput(f"{target.name}: the suffix is {target.suffix!r}; use {known}, or say --format parquet or jsonl")
 
 
 def export_job(
@@ -152,13 +164,14 @@ def _results(
     connection: Connection, job_id: str, start: int, num_rows: int, failed_only: bool, with_trees: bool
 ) -> tuple[list[int], dict[str, list[Any]]]:
     """The result columns of rows [start, start + num_rows), and which input row of the batch each belongs to."""
+    is_cancelled = Request.state == RequestState.CANCELLED
     statement = (
         select(
             Request.row_index,
             Output.text.label("forq_output"),
             Output.finish_reason.label("forq_finish_reason"),
-            Request.error_code.label("forq_error_code"),
-            Request.error.label("forq_error"),
+            func.coalesce(Request.error_code, case((is_cancelled, "cancelled"))).label("forq_error_code"),
+            func.coalesce(Request.error, case((is_cancelled, CANCELLED_TEXT))).label("forq_error"),
             Output.sample.label("forq_sample"),
             Output.prompt_tokens.label("forq_prompt_tokens"),
             Output.output_tokens.label("forq_output_tokens"),

@@ -31,7 +31,9 @@ job_argument = click.argument("job", metavar="JOB", callback=lambda ctx, param, 
 @click.option("--decoding", metavar="[apar|ar]", default="ar", show_default=True, help="How answers are decoded.")
 @click.option("--temperature", type=float, metavar="F", help="0 is greedy.  [default: 1]")
 @click.option("--top-p", type=float, metavar="F", help="Nucleus sampling.  [default: 1]")
-@click.option("--seed", type=int, metavar="N", help="Makes sampling repeatable.")
+@click.option(
+    "--seed", type=int, metavar="N", help="Makes sampling repeatable; every row gets a seed of its own from it."
+)
 @click.option("--n", type=int, metavar="N", help="Answers per row.  [default: 1]")
 @click.option("--priority", type=int, metavar="P", default=0, help="Higher goes first; waiting counts too.")
 @click.option("--kv-share", type=float, metavar="F", help="Largest share of the KV budget.")

@@ -26,9 +26,9 @@ def export(job: str, out: Path, format_: str | None, failed: bool, with_trees: b
     Example:
       forq export 01JDQXK8V0E3M5T9ZB4W6Y7N2A answers.parquet
     """
-    from jobs.export import export_job
+    from jobs.export import export_job, format_of
 
-    chosen = format_ or ("jsonl" if out.suffix.lower() in (".jsonl", ".ndjson") else "parquet")
+    chosen = format_ or format_of(out)
     with open_service() as (settings, database), progress() as advance:
         done = export_job(
             database, settings, job, out, format=chosen, failed_only=failed, with_trees=with_trees, progress=advance

@@ -12,7 +12,7 @@ from db.states import RequestState
 from jobs.errors import LeaseLost
 from jobs.leases import Lease, fenced
 from jobs.messages import storable, storable_error
-from jobs.sampling import Sampling
+from jobs.sampling import MAX_SEED, Sampling
 
 UPDATE_ROWS = 4096
 """Ids in one statement: databases limit its parameters (SQLite to 32,766)."""
@@ -107,12 +107,22 @@ def load(database: Database, lease: Lease) -> ShardWork:
             request_id=row.id,
             row_index=row.row_index,
             payload=json.loads(row.payload),
-            sampling=Sampling.model_validate_json(row.sampling).over(base) if row.sampling else base,
+            sampling=_row_sampling(base, row.sampling, row.row_index),
             attempts=row.attempts,
         )
         for row in rows
     ]
     return ShardWork(job.decoding, job.state, pending)
+
+
+def _row_sampling(base: Sampling, own_json: str | None, row_index: int) -> Sampling:
+    """The row's values over the job's. A job's seed becomes another one in every row, or like prompts would get like
+    answers; a row's own seed is taken as it is."""
+    own = Sampling.model_validate_json(own_json) if own_json else Sampling()
+    merged = own.over(base)
+    if own.seed is not None or base.seed is None:
+        return merged
+    return merged.model_copy(update={"seed": (base.seed + row_index * (merged.n or 1)) % MAX_SEED})
 
 
 def write(database: Database, lease: Lease, results: list[RowResult]) -> None:

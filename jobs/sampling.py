@@ -10,6 +10,7 @@ from jobs.errors import BadInput
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_SEED = 1 << 63
 
 
 def _finite(value: float) -> float:
@@ -22,6 +23,8 @@ def _finite(value: float) -> float:
 def _no_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
+    if isinstance(value, str | bytes):
+        raise ValueError("must be a number, not text")
     return value
 
 
@@ -48,8 +51,8 @@ class Sampling(BaseModel):
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
-    seed: Annotated[Whole, Field(ge=0, lt=1 << 63)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
+    seed: Annotated[Whole, Field(ge=0, lt=MAX_SEED)] | None = None
     n: Annotated[Whole, Field(ge=1)] | None = None
     stop: list[str] | None = None
 

@@ -17,9 +17,13 @@ from jobs.errors import BadInput, NotFound
 from jobs.messages import storable
 
 MAX_LIST = 1000
+MIN_ROWS_FOR_ETA = 8
+"""The first answers of a batch come together: fewer rows say nothing of the rest."""
+MIN_TOKENS_FOR_RATE = 1000
 WORKER_ALIVE_S = 30.0
 """A worker without a heartbeat for this long counts as gone."""
 
+_WAITING = (JobState.QUEUED, JobState.RUNNING)
 _JOB_COLUMNS = (
     Job.id, Job.name, Job.state, Job.model, Job.decoding, Job.num_rows, Job.num_completed, Job.num_failed,
     Job.num_cancelled, Job.output_tokens, Job.error, Job.created_at, Job.started_at, Job.finished_at,
@@ -39,7 +43,7 @@ def job_status(database: Database, job_id: str) -> dict[str, Any]:
             raise _no_job(job_id)
         sums = job if job.state in ENDED else totals(connection, job_id)
         error = job.error
-        if error is None and job.state in (JobState.QUEUED, JobState.RUNNING):
+        if error is None and job.state in _WAITING:
             error = _no_worker(connection, job.model)
     return _status(job, sums, error)
 
@@ -65,7 +69,12 @@ def list_jobs(
         jobs = connection.execute(statement).all()
         running = [job.id for job in jobs if job.state not in ENDED]
         sums = _sums_by_job(connection, running) if running else {}
-    return [_status(job, sums.get(job.id, job), job.error) for job in jobs]
+        waiting = {job.model for job in jobs if job.state in _WAITING}
+        stuck = {model: _no_worker(connection, model) for model in waiting}
+    return [
+        _status(job, sums.get(job.id, job), job.error or (stuck[job.model] if job.state in _WAITING else None))
+        for job in jobs
+    ]
 
 
 def job_detail(database: Database, job_id: str) -> Row[*tuple[Any, ...]]:
@@ -169,10 +178,10 @@ def job_stats(database: Database, job_id: str) -> dict[str, Any]:
 
 
 def measured_tokens_per_s(database: Database, model: str) -> float | None:
-    """Output tokens per second of the model's last completed job, or None."""
+    """Output tokens per second of the model's last completed job of some size, or None."""
     statement = (
         select(Job.output_tokens, Job.started_at, Job.finished_at)
-        .where(Job.model == model, Job.state == JobState.COMPLETED, Job.output_tokens > 0)
+        .where(Job.model == model, Job.state == JobState.COMPLETED, Job.output_tokens >= MIN_TOKENS_FOR_RATE)
         .order_by(Job.id.desc())
         .limit(1)
     )
@@ -195,26 +204,22 @@ def workers(database: Database, *, alive_only: bool = True) -> list[dict[str, An
 
 
 def _no_worker(connection: Connection, model: str) -> str | None:
-    """Why a job may be standing still: the last worker of its model died and none is there."""
-    last = connection.execute(
-        select(
-            Worker.exit_reason,
-            Worker.exited_at,
-            (Worker.heartbeat_at > db_now(literal(-WORKER_ALIVE_S))).label("alive"),
-        )
-        .where(Worker.model == model)
-        .order_by(Worker.heartbeat_at.desc())
-        .limit(1)
-    ).one_or_none()
-    if last is None or (last.exited_at is None and last.alive) or not last.exit_reason:
+    """Why a job may be standing still: no worker of its model lives. None while one does."""
+    alive = Worker.exited_at.is_(None) & (Worker.heartbeat_at > db_now(literal(-WORKER_ALIVE_S)))
+    if connection.execute(select(Worker.id).where(Worker.model == model, alive).limit(1)).first() is not None:
         return None
-    return f"no worker for {model}: the last one ended with: {last.exit_reason}"
+    last = connection.execute(
+        select(Worker.exit_reason).where(Worker.model == model).order_by(Worker.heartbeat_at.desc()).limit(1)
+    ).first()
+    ended = f"; the last one ended with: {last.exit_reason}" if last is not None and last.exit_reason else ""
+    return f"no worker serves {model} now: start one with `forq worker --model {model}`{ended}"
 
 
 def _status(job: Row[*tuple[Any, ...]], sums: Any, error: str | None) -> dict[str, Any]:
     ended = sums.num_completed + sums.num_failed + sums.num_cancelled
     eta_s = None
-    if job.state == JobState.RUNNING and job.started_at is not None and sums.num_completed:
+    enough = min(max(1, job.num_rows // 10), MIN_ROWS_FOR_ETA)
+    if job.state == JobState.RUNNING and job.started_at is not None and sums.num_completed >= enough:
         elapsed_s = (job.now - job.started_at).total_seconds()
         eta_s = round(elapsed_s * (job.num_rows - ended) / sums.num_completed, 1)
     return {

@@ -33,6 +33,8 @@ BATCH_LINE_SCHEMA = pa.schema(
 def check_suffix(path: Path) -> None:
     """Raises BadInput: if the file's name does not say Parquet or JSONL."""
     if path.suffix.lower() not in PARQUET_SUFFIXES + JSONL_SUFFIXES:
+        if path.is_dir():
+            raise BadInput(f"{path} is a directory: name a file")
         known = ", ".join(PARQUET_SUFFIXES + JSONL_SUFFIXES)
         raise BadInput(f"{path.name}: the suffix is {path.suffix!r}; forq reads {known}")
 

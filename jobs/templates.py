@@ -28,11 +28,18 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+def _no_null(value: Any) -> Any:
+    """A null would be written into the prompt as the word None, and be answered."""
+    if value is None:
+        raise ValueError("a value it prints is null; where that is meant, write {{ column or '' }}")
+    return value
+
+
 def compile_template(source: str, columns: list[str]) -> Template:
     """Raises BadInput: it does not parse, is too long, or uses a column the file does not have."""
     if len(source) > MAX_TEMPLATE_CHARS:
         raise BadInput(f"the template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
-    environment = _Sandbox(undefined=StrictUndefined, keep_trailing_newline=True)
+    environment = _Sandbox(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_no_null)
     try:
         unknown = sorted(meta.find_undeclared_variables(environment.parse(source)) - {*columns, *environment.globals})
         template = environment.from_string(source)

@@ -27,6 +27,7 @@ CPU_BLOCK_SIZE = 32
 """Tokens per KV block on CPU: its attention takes multiples of 32."""
 GPU_BLOCK_SIZE = 16
 """vLLM's default elsewhere."""
+PLACEHOLDER_KV_BYTES = 64 << 20
 START_TIMEOUT_S = 1800.0
 
 log = structlog.get_logger()
@@ -60,6 +61,9 @@ def engine_args(alias: ModelAlias, model_path: str) -> dict[str, Any]:
     if on_cpu():
         args["block_size"] = block_size
         args["enforce_eager"] = True  # compiling takes a minute or more on small machines
+        # A seeded request whose prompt is prefilled in parts has its generator wound back, which a CPU generator
+        # cannot do: the engine would die of it.
+        args["enable_chunked_prefill"] = False
     budget, num_blocks = alias.kv_budget, num_blocks_of(alias)
     if budget is not None and budget.unit == "bytes":
         args["kv_cache_memory_bytes"] = budget.amount
@@ -68,15 +72,20 @@ def engine_args(alias: ModelAlias, model_path: str) -> dict[str, Any]:
         if alias.max_model_len is not None:
             args["max_model_len"] = min(alias.max_model_len, num_blocks * block_size)
     if on_cpu() and (budget is None or budget.unit != "bytes"):
-        # Where vLLM is not told bytes, it takes 92 % of the machine's memory and refuses to start on one in use. The
-        # number of blocks wins over them; without a budget, half of what is free.
-        args["kv_cache_memory_bytes"] = psutil.virtual_memory().available // 2
+        # Where vLLM is not told bytes, it takes 92 % of the machine's memory and refuses to start on one in use. A
+        # number of blocks wins over the bytes, which then only have to be there; without a budget they are a quarter
+        # of what is free (vLLM compares them with one memory node, not with the machine).
+        free_bytes: int = psutil.virtual_memory().available
+        args["kv_cache_memory_bytes"] = free_bytes // 4 if budget is None else PLACEHOLDER_KV_BYTES
     return {**args, **alias.engine}
 
 
 def block_size_of(alias: ModelAlias) -> int:
-    """Tokens per KV block of the alias's engine."""
-    return int(alias.engine.get("block_size", CPU_BLOCK_SIZE if on_cpu() else GPU_BLOCK_SIZE))
+    """Tokens per KV block of the alias's engine. Raises BadInput: it is not a number."""
+    size = alias.engine.get("block_size", CPU_BLOCK_SIZE if on_cpu() else GPU_BLOCK_SIZE)
+    if not isinstance(size, int) or size < 1:
+        raise BadInput(f"engine.block_size is {size!r}: it must be a whole number of tokens, at least 1")
+    return size
 
 
 def num_blocks_of(alias: ModelAlias) -> int | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from jobs.results import Node, PendingRow, RowResult, SampleResult, Stats
+from jobs.sampling import MAX_SEED
 from worker.backend import EngineFacts, Finished, Refused, Sample
 from worker.prompts import PromptEncoder, PromptError
 
@@ -49,7 +50,7 @@ def prepare(
             sampling=sampling,
             max_tokens=max_tokens,
             # Derived, so that the samples of a row differ and each is the same in every run.
-            seed=None if sampling.seed is None else (sampling.seed + number) % (1 << 63),
+            seed=None if sampling.seed is None else (sampling.seed + number) % MAX_SEED,
         )
         for number in range(sampling.n or 1)
     ]

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.drop.files import Signature, free_name, move, one_line, shown, signature, write_text
-from jobs.drop.job_toml import JOB_SUFFIX
+from jobs.drop.files import JOB_SUFFIX, Signature, free_name, move, one_line, shown, signature, write_text
 from jobs.errors import Unavailable
 
 _TRIES, _REASON, _LOCK = ".tries", ".reason", ".lock"

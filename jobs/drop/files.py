@@ -18,6 +18,7 @@ from jobs import store
 from jobs.source import JSONL_SUFFIXES, PARQUET_SUFFIXES, first_line, is_jsonl
 
 DATA_SUFFIXES = PARQUET_SUFFIXES + JSONL_SUFFIXES
+JOB_SUFFIX = ".job.toml"
 UNFINISHED_SUFFIXES = (".tmp", ".part", ".crdownload")
 """Names under which browsers and copying tools write what they rename at the end."""
 MAX_NAME_BYTES = 200
@@ -34,8 +35,11 @@ def signature(info: os.stat_result) -> Signature:
 
 
 def is_data_name(name: str) -> bool:
-    """Whether a name claims to be input. `x.parquet\\n` does: it is refused with a reason, not passed over."""
-    return not name.startswith(".") and PurePath(_printable(name, "")).suffix.lower() in DATA_SUFFIXES
+    """Whether a name claims to be input: all but hidden ones, unfinished ones and job.toml files.
+
+    Of these, what forq cannot read is refused with a reason, not passed over.
+    """
+    return not name.startswith(".") and not name.lower().endswith((*UNFINISHED_SUFFIXES, JOB_SUFFIX))
 
 
 def shown(name: str) -> str:
@@ -110,6 +114,9 @@ def unreadable(descriptor: int, name: str) -> str | None:
 
     Reads through the descriptor, not the path, which may be exchanged meanwhile.
     """
+    suffix = PurePath(_printable(name, "")).suffix
+    if suffix.lower() not in DATA_SUFFIXES:
+        return f"its suffix is {suffix!r}: forq reads {', '.join(DATA_SUFFIXES)}"
     size = os.fstat(descriptor).st_size
     if size == 0:
         return "it is empty (0 bytes): write it again"

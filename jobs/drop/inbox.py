@@ -23,8 +23,8 @@ from db.models import Job
 from db.session import Database
 from jobs import doorbell
 from jobs.drop.claim import Claim, alone, has_accepted, make_private, open_claims
-from jobs.drop.files import UNFINISHED_SUFFIXES, is_data_name, shown
-from jobs.drop.job_toml import JOB_SUFFIX, in_words_of_the_job_file, job_files_of, read_options
+from jobs.drop.files import is_data_name, shown
+from jobs.drop.job_toml import in_words_of_the_job_file, job_files_of, read_options
 from jobs.drop.judge import Judge, Verdict
 from jobs.drop.outbox import Backoff, Outbox, Receipt, Stopping, is_our_trouble
 from jobs.errors import BadInput
@@ -155,7 +155,6 @@ class Inbox:
     def _take_files(self, done: Scan) -> None:
         with os.scandir(self.inbox) as entries:
             names = {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
-        self._note_unknown(names)
         data_names = sorted(filter(is_data_name, names))
         job_files = job_files_of(data_names, names)
         num_users = Counter(job_files.values())
@@ -265,12 +264,6 @@ class Inbox:
             return False
         self._over("drop_database_away")
         return True
-
-    def _note_unknown(self, names: set[str]) -> None:
-        ignored = (*UNFINISHED_SUFFIXES, JOB_SUFFIX)
-        for name in names:
-            if not (name.startswith(".") or is_data_name(name) or name.lower().endswith(ignored)):
-                self._tell("drop_not_input", file=shown(name))
 
     def _make_folders(self) -> None:
         self._settings.home.mkdir(parents=True, exist_ok=True)

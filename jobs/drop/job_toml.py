@@ -10,13 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jobs.drop.files import opened
+from jobs.drop.files import JOB_SUFFIX, opened
 from jobs.errors import BadInput
 from jobs.settings import Settings
 from jobs.source import first_line
 from jobs.submit import SubmitOptions
 
-JOB_SUFFIX = ".job.toml"
 MAX_JOB_BYTES = 4 << 20
 """Enough for the largest template, written in four-byte characters."""
 _SAMPLING_KEYS = ("max_tokens", "temperature", "top_p", "seed", "n")

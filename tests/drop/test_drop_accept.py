@@ -100,8 +100,8 @@ def kernel_tells_of_writers(path: Any) -> bool:
         return is_being_written(descriptor)
 
 
-def test_hidden_unfinished_and_foreign_names_and_folders_are_ignored(desk: Any) -> None:
-    for name in (".hidden.parquet", "a.parquet.tmp", "a.parquet.part", "a.parquet.crdownload", "notes.txt"):
+def test_hidden_and_unfinished_names_and_folders_are_ignored(desk: Any) -> None:
+    for name in (".hidden.parquet", "a.parquet.tmp", "a.parquet.part", "a.parquet.crdownload", "lone.job.toml"):
         desk.drop(name, ["one"])
     desk.path("folder.parquet").mkdir()
     desk.drop("folder.parquet/inner.parquet", ["one"])
@@ -109,6 +109,13 @@ def test_hidden_unfinished_and_foreign_names_and_folders_are_ignored(desk: Any) 
     assert (done.submitted, done.rejected) == ([], [])
     assert desk.scan_after(100.0).rejected == []
     assert len(desk.listing("inbox")) == 5
+
+
+def test_a_file_of_another_format_is_rejected_once_it_has_rested_long(desk: Any) -> None:
+    desk.drop("rows.csv", ["one"])
+    assert desk.settle().rejected == [], "its writer may yet rename it"
+    assert len(desk.scan_after(100.0).rejected) == 1
+    assert "its suffix is '.csv': forq reads .parquet" in (desk.home / "rejected" / "rows.csv.reason.txt").read_text()
 
 
 @pytest.mark.parametrize("toml_name", ["q.parquet.job.toml", "q.job.toml"])

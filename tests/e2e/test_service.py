@@ -139,6 +139,15 @@ def test_several_samples_of_a_row_are_rows_of_the_export(service: Service) -> No
     assert [row["forq_output"] for row in service.export(again)] == [row["forq_output"] for row in rows]
 
 
+def test_long_prompts_with_seeds_do_not_cost_the_engine_its_life(service: Service) -> None:
+    """Together they exceed what one step prefills: on the CPU, a seeded request must not be prefilled in parts."""
+    path = service.write("long.parquet", {"prompt": [f"{n} " + "alpha beta gamma " * 60 for n in range(40)]})
+    before = service.pid_of("worker")
+    status = service.wait(service.submit(path, "--seed", "1", "--max-tokens", "2"))
+    assert status["counts"] == {"total": 40, "completed": 40, "failed": 0, "cancelled": 0}
+    assert service.pid_of("worker") == before
+
+
 def test_an_openai_batch_file_is_answered_line_by_line(service: Service) -> None:
     def line(name: str, **body: Any) -> str:
         return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body})

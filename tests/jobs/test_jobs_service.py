@@ -31,6 +31,9 @@ STATUS_KEYS = [
 ]  # fmt: skip
 
 
+NO_WORKER = f"no worker serves {MODEL} now: start one with `forq worker --model {MODEL}`"
+
+
 def test_a_status_has_exactly_the_contracts_keys(database: Database, settings: Settings) -> None:
     job_id = submit_rows(database, settings, 6, name="my job")
     status = service.job_status(database, job_id)
@@ -38,7 +41,7 @@ def test_a_status_has_exactly_the_contracts_keys(database: Database, settings: S
     assert status["counts"] == {"total": 6, "completed": 0, "failed": 0, "cancelled": 0}
     assert {key: status[key] for key in STATUS_KEYS if key not in ("counts", "created_at")} == {
         "job_id": job_id, "name": "my job", "state": "queued", "model": MODEL, "decoding": "ar", "started_at": None,
-        "finished_at": None, "eta_s": None, "output_tokens": 0, "error": None,
+        "finished_at": None, "eta_s": None, "output_tokens": 0, "error": NO_WORKER,
     }  # fmt: skip
 
 
@@ -91,7 +94,7 @@ def test_counts_of_cancelled_failed_and_retried_jobs_add_up(database: Database, 
     assert status["counts"]["failed"] == 8
     retry(database, broken)
     status = service.job_status(database, broken)
-    assert (status["state"], status["error"], status["finished_at"]) == ("queued", None, None)
+    assert (status["state"], status["error"], status["finished_at"]) == ("queued", NO_WORKER, None)
     assert status["counts"] == {"total": 8, "completed": 0, "failed": 0, "cancelled": 0}
 
 
@@ -216,10 +219,8 @@ def test_workers_are_listed_while_they_are_alive(database: Database) -> None:
 
 def test_a_job_that_stands_still_says_why(database: Database, settings: Settings) -> None:
     job_id = submit_rows(database, settings, 3)
+    assert service.job_status(database, job_id)["error"] == NO_WORKER
     add_worker(database, 1, silent_s=10, state="exited", exited_at=db_now(), exit_reason="out of memory")
-    assert (
-        service.job_status(database, job_id)["error"]
-        == f"no worker for {MODEL}: the last one ended with: out of memory"
-    )
+    assert service.job_status(database, job_id)["error"] == f"{NO_WORKER}; the last one ended with: out of memory"
     add_worker(database, 2)
     assert service.job_status(database, job_id)["error"] is None

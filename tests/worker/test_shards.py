@@ -259,7 +259,8 @@ def test_each_sample_of_a_row_is_stored_under_its_number(database: Database, set
     backend.finish(1)
     loops.join()
     assert answers_of(database, job)[0] == ["sample 0", "sample 1", "sample 2"]
-    assert sorted(sample.seed or 0 for sample in backend.seen) == [7, 7, 8, 8, 9, 9]
+    # Every row has seeds of its own: like prompts must not get like answers.
+    assert sorted(sample.seed or 0 for sample in backend.seen) == [7, 8, 9, 10, 11, 12]
 
 
 def test_one_refused_sample_fails_its_row_once_and_frees_the_others(database: Database, settings: Settings) -> None:
