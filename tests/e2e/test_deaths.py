@@ -162,5 +162,6 @@ def test_an_engine_that_cannot_load_its_weights_says_so_and_the_job_waits_with_t
     submit_to_broken(service)
     status = check_up_fails(service, "the engine cannot start: ")
     assert status["state"] == "queued"
-    assert "no worker for broken: the last one ended with: the engine cannot start" in status["error"]
+    assert "no worker serves broken now" in status["error"]
+    assert "the last one ended with: the engine cannot start" in status["error"]
     assert MODEL not in status["error"]
