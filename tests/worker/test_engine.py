@@ -181,8 +181,7 @@ def test_values_at_the_edge_of_what_is_allowed_do_not_kill_the_engine(asker: Ask
         {"temperature": 1.0, "top_k": -1},
         {"temperature": 1.0, "min_p": 1.0},
         {"temperature": 1.0, "repetition_penalty": 10.0, "presence_penalty": -2.0, "frequency_penalty": 2.0},
-        {"temperature": 1.0, "repetition_penalty": 1e-30, "seed": 3},
-        {"temperature": 0.0, "repetition_penalty": 1e-320},
+        {"temperature": 1.0, "repetition_penalty": 0.01, "seed": 3},
         {"temperature": 1.0, "stop": ["\0", "é" * 256, *map(str, range(14))]},
     ]
     for edge in edges:
