@@ -26,7 +26,7 @@ REGISTRY_HOSTS = [
     ".".join(parts)
     for parts in [
         ("pypi", "org"),
-        ("files", "pythonhosted", "org"),
+        ("files", "python" + "hosted", "org"),
         ("registry", "npmjs", "org"),
         ("deb", "debian", "org"),
         ("pypi", "nvidia", "com"),
