@@ -77,7 +77,9 @@ def _bare(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise click.ClickException(f"the bare side failed: {done.stderr[-2000:]}")
-    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    # The engine's own process may write to stdout after us.
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"rows_per_s"')]
+    result: dict[str, float] = json.loads(lines[-1])
     return result
 
 
