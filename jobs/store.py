@@ -30,11 +30,6 @@ def publish(temporary: Path, target: Path) -> None:
         os.close(folder)
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def version_of(path: Path) -> Version:
     """What changes when a file is written again: inode, size and time of the last write.
 
