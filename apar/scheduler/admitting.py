@@ -1,0 +1,240 @@
+"""Before a step: who starts, in what order, and what a fresh child finds in the cache (fork by copy)."""
+
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request
+
+from apar import admission
+from apar.scheduler.group import Thread
+from apar.scheduler.keeping import GroupKeeping
+
+if TYPE_CHECKING:
+    pass
+
+logger = init_logger(__name__)
+
+
+class Admitting(GroupKeeping):
+    """`schedule` and what it calls; the policy itself is `apar.admission`."""
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        self._scheduling_step += 1
+        if self.waiting:
+            self._take_waiting()
+        if self._waiting_threads:
+            self._admit()
+        if self._unsorted:
+            # The base evicts from the end.
+            self.running.sort(key=self._order_of)
+            self._unsorted = False
+        output = super().schedule(throttle_prefills)
+        if output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids:
+            self._note_starts(output)
+        return output
+
+    def get_request_counts(self) -> tuple[int, int]:
+        running, waiting = super().get_request_counts()
+        return running, waiting + len(self._waiting_threads)
+
+    def _take_waiting(self) -> None:
+        """Move what vLLM has queued, new and preempted requests, into our own line."""
+        left = []
+        while self.waiting:
+            request = self.waiting.pop_request()
+            thread = self._threads.get(request.request_id)
+            if thread is None or self._is_blocked_waiting_status(request.status):
+                left.append(request)
+                continue
+            self.deferred_waiting.discard(request)
+            self._waiting_threads.add(thread)
+        for request in left:
+            self.waiting.add_request(request)
+
+    def _admit(self) -> None:
+        room = admission.Room(
+            self._num_blocks,
+            self.kv_cache_manager.block_pool.get_num_free_blocks(),
+            len(self.running),
+            self.max_num_active_reqs,
+        )
+        pools = self._pools()
+        waiting_pools = self._waiting_threads.pools() if pools else set()
+
+        def contended(pool: str) -> bool:
+            return bool(waiting_pools - {pool})
+
+        for name, use in pools.items():
+            self._shrink(name, admission.surplus(room, use, contended(name)))
+        candidates = self._waiting_threads.candidates(max(room.max_running - room.num_running, 0))
+        chosen = self._without_split_seeds(admission.admit(room, candidates, self._need, pools, contended))
+        self._waiting_threads.remove(chosen)
+        for thread in chosen:
+            self.waiting.add_request(thread.request)
+
+    def _need(self, thread: Thread) -> int:
+        """Blocks that a thread would take from the free ones if it started now."""
+        request = thread.request
+        blocks, num_hit, *_ = self._get_local_prefix_cache_hit(request)
+        num_tokens = min(request.num_tokens + self.num_lookahead_tokens, self.max_model_len)
+        num_blocks: int = self.kv_cache_manager.coordinator.get_num_blocks_to_allocate(
+            request_id=request.request_id,
+            num_tokens=num_tokens,
+            new_computed_blocks=blocks.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=num_hit,
+            num_local_computed_tokens=num_hit,
+            num_tokens_main_model=num_tokens,
+        )
+        return num_blocks
+
+    def _pools(self) -> dict[str, admission.PoolUse]:
+        """What the pools with a share below the whole budget hold now."""
+        uses: dict[str, admission.PoolUse] = {}
+        blocks: dict[str, set[int]] = {}
+        for group in self._groups.values():
+            pool = group.options.pool
+            if pool is None or group.options.pool_share >= 1:
+                continue
+            use = uses.setdefault(pool, admission.PoolUse(group.options.pool_share))
+            for thread in group.threads:
+                if thread.running:
+                    use.num_running += 1
+                    blocks.setdefault(pool, set()).update(self._block_ids(thread.request))
+        for pool, held in blocks.items():
+            uses[pool].num_blocks = len(held)
+        return uses
+
+    def _shrink(self, pool: str, num_blocks: int) -> None:
+        """Preempt a pool's youngest threads until it has given back so many blocks; one thread stays."""
+        mine = sorted(
+            (
+                thread
+                for request in self.running
+                if (thread := self._threads.get(request.request_id)) and thread.pool == pool
+            ),
+            key=lambda thread: thread.order,
+        )
+        before = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        while len(mine) > 1 and self.kv_cache_manager.block_pool.get_num_free_blocks() - before < num_blocks:
+            thread = mine.pop()
+            self.running.remove(thread.request)
+            self._preempt_request(thread.request, 0.0)
+        if self.waiting:
+            self._take_waiting()
+
+    def _without_split_seeds(self, chosen: list[Thread]) -> list[Thread]:
+        """Hold back a seeded request whose prefill this step would split, where a generator cannot be wound back.
+
+        After a part of a prefill vLLM winds a request's generator back by one draw. A CPU generator cannot do that, and
+        the engine would die of it.
+        """
+        if not self._cannot_rewind or not self.scheduler_config.enable_chunked_prefill:
+            return chosen
+        room = self.max_num_scheduled_tokens
+        for request in self.running:
+            room -= min(request.num_tokens - request.num_computed_tokens, room)
+        kept: list[Thread] = []
+        for thread in chosen:
+            request = thread.request
+            _, num_hit, *_ = self._get_local_prefix_cache_hit(request)
+            room -= request.num_tokens - num_hit
+            if room < 0 and request.sampling_params is not None and request.sampling_params.seed is not None:
+                if not kept and not self.running:
+                    logger.warning(
+                        "request %s refused: a seeded request on CPU must fit max_num_batched_tokens (%d), it has %d",
+                        request.request_id,
+                        self.max_num_scheduled_tokens,
+                        request.num_tokens,
+                    )
+                    self.grammar_compile_error_reqs.add(thread.group.request_id)
+                    continue
+                break
+            kept.append(thread)
+        return kept
+
+    def _order_of(self, request: Request) -> tuple[int, int, int]:
+        thread = self._threads.get(request.request_id)
+        return (request.priority, self._arrivals, 0) if thread is None else thread.order
+
+    def _note_starts(self, output: SchedulerOutput) -> None:
+        cached = output.scheduled_cached_reqs
+        starts = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+        if cached.resumed_req_ids:
+            starts.extend(
+                (request_id, num_computed)
+                for request_id, num_computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+                if request_id in cached.resumed_req_ids
+            )
+        for request_id, num_computed in starts:
+            thread = self._threads.get(request_id)
+            if thread is None:
+                continue
+            group = thread.group
+            if thread.parent is not None and thread.started_step == 0:
+                prefill = thread.request.num_prompt_tokens - num_computed
+                group.receipt.fork_prefill_tokens += prefill
+                group.receipt.copied_forks += prefill == 2
+            thread.started_step = self._scheduling_step
+            thread.started_at = num_computed
+            thread.running = True
+            group.num_running += 1
+            group.receipt.max_width = max(group.receipt.max_width, group.num_running)
+        self._unsorted = True
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        thread = self._threads.get(request.request_id)
+        if thread is not None and thread.running:
+            group = thread.group
+            group.receipt.observe(self._holdings(group, in_flight=True))
+            group.receipt.preemptions += 1
+            thread.count_recomputed()
+            thread.num_computed_before = max(thread.num_computed_before, request.num_computed_tokens)
+            thread.running = False
+            group.num_running -= 1
+        super()._preempt_request(request, timestamp, drop_stale_output)
+
+    # A child's start: fork by copy
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
+        """The ordinary look-up, or the blocks of a living thread with the same path, where those reach further.
+
+        A hit that ends inside a block makes vLLM copy that block for the new request: the paper's "at most one".
+        """
+        found: tuple[KVCacheBlocks, int, int, bool] = super()._get_local_prefix_cache_hit(request)
+        thread = self._threads.get(request.request_id)
+        if thread is None or thread.parent is None or not self._copies_blocks:
+            return found
+        # Whoever samples [Fork] has the keys and values of everything before it, but not yet of [Fork] itself.
+        num_shared = thread.shared - 1
+        if found[1] >= num_shared or (holder := self._holder(thread, num_shared)) is None:
+            return found
+        held = self.kv_cache_manager.get_blocks(holder.request.request_id).blocks
+        num_blocks = -(-num_shared // self.block_size)
+        return (
+            self.kv_cache_manager.create_kv_cache_blocks(tuple(group[:num_blocks] for group in held)),
+            num_shared,
+            0,
+            False,
+        )
+
+    def _holder(self, thread: Thread, num_positions: int) -> Thread | None:
+        """A running thread of the group that has the first so many positions of this thread's path in its blocks.
+
+        That is the parent, or a thread that branched off the parent's path at or behind this fork, or below one that
+        did. One that has started in this very step is none: the copy of its own partial block is still to come.
+        """
+        on_path = {thread.parent}
+        for other in thread.group.threads:
+            if other.parent in on_path and other is not thread and other.shared > num_positions:
+                on_path.add(other)
+            if (
+                other in on_path
+                and other.running
+                and other.started_step < self._scheduling_step
+                and other.request.num_computed_tokens >= num_positions
+            ):
+                return other
+        return None

@@ -1,0 +1,195 @@
+"""Who is in the engine: requests become groups, threads end, and the receipt is kept. No scheduling happens here."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import Request, RequestStatus
+
+from apar.options import OptionError, RequestOptions, engine_options, request_options
+from apar.receipt import Holding
+from apar.scheduler.compat import check_engine, check_version
+from apar.scheduler.group import Group, Thread, ban, new_group
+from apar.scheduler.waiting import WaitingThreads
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler as Base
+else:
+    Base = object  # the real base stands behind us in the method resolution order
+
+logger = init_logger(__name__)
+
+
+class GroupKeeping(Base):  # type: ignore[misc]
+    """Groups and threads by request id; every way in and every way out."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_version()
+        super().__init__(*args, **kwargs)
+        config = self.vllm_config
+        check_engine(config)
+        options = engine_options(
+            getattr(config.model_config.hf_config, "apar", None), (config.additional_config or {}).get("apar")
+        )
+        self._control = options.control
+        self._fork_id = -1 if options.control is None else options.control.fork
+        self._limits = options.limits
+        self._eos_ids = _eos_ids(config)
+        self._by_bias = self.num_spec_tokens == 0
+        self._groups: dict[str, Group] = {}
+        self._threads: dict[str, Thread] = {}
+        """By the id of their vLLM request; only those that have not ended."""
+        self._waiting_threads = WaitingThreads()
+        self._arrivals = 0
+        self._scheduling_step = 0
+        self._output_step = 0
+        self._unsorted = False
+        self._touched: dict[Group, None] = {}
+        """Groups whose threads stopped or wrote something in the step that is being processed."""
+        self._copies_blocks = _copies_blocks(self)
+        self._cannot_rewind = config.device_config.device_type == "cpu"
+        num_blocks = self.cache_config.num_gpu_blocks
+        assert num_blocks
+        self._num_blocks = num_blocks - 1  # vLLM keeps one, the null block
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id not in self.requests and request.sampling_params is not None and not request.resumable:
+            self._open_group(request)
+        super().add_request(request)
+
+    def _open_group(self, request: Request) -> None:
+        params = request.sampling_params
+        assert params is not None
+        try:
+            options = request_options(params.extra_args)
+            limits = self._limits.lowered(options)
+        except OptionError as error:
+            # Raising here would end the engine for everybody: this request alone ends, with an error.
+            logger.warning("request %s refused: %s", request.request_id, error)
+            self.grammar_compile_error_reqs.add(request.request_id)
+            options, limits = RequestOptions(fork=False), self._limits
+        may_fork = (
+            self._control is not None
+            and options.fork
+            and limits.max_depth > 0
+            and request.prompt_token_ids is not None
+            and request.prompt_embeds is None
+            and not request.use_structured_output
+        )
+        if self._control is not None:
+            banned = [self._control.child] if may_fork else [self._control.child, self._control.fork]
+            request.sampling_params = ban(params, banned, biased=self._by_bias)
+        priority = request.priority if self.policy == SchedulingPolicy.PRIORITY else 0
+        group = new_group(request, (priority, self._arrivals), options, limits, may_fork)
+        self._arrivals += 1
+        self._groups[request.request_id] = group
+        self._threads[request.request_id] = group.root
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
+        if isinstance(request_ids, str):
+            request_ids = (request_ids,)
+        wanted = list(self.requests if request_ids is None else dict.fromkeys(request_ids))
+        if request_ids is None:
+            wanted.extend(group_id for group_id in self._groups if group_id not in self.requests)
+        groups = [self._groups[request_id] for request_id in wanted if request_id in self._groups]
+        ids = [request_id for request_id in wanted if request_id not in self._threads]
+        for group in groups:
+            ids.extend(thread.request.request_id for thread in group.threads if not thread.finished)
+        finished = super().finish_requests(ids, finished_status)
+        others = [request for request in finished if request.request_id not in self._threads]
+        for group in groups:
+            self._forget(group)
+        # Callers speak of requests: children are none.
+        return [*others, *(group.root.request for group in groups)]
+
+    def _forget(self, group: Group) -> None:
+        self._groups.pop(group.request_id, None)
+        for thread in group.threads:
+            self._threads.pop(thread.request.request_id, None)
+        self._touched.pop(group, None)
+
+    # A thread's end
+
+    def _free_request(
+        self, request: Request, delay_free_blocks: bool = False
+    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        thread = self._threads.get(request.request_id)
+        if thread is not None:
+            self._leave(thread)
+        freed: tuple[dict[str, Any] | None, dict[str, Any] | None]
+        freed = super()._free_request(request, delay_free_blocks)
+        if thread is not None and self.finished_req_ids_dict is not None and thread.group.tree is not None:
+            # The front end hears of requests, and of each when all its threads are done.
+            self.finished_req_ids_dict[request.client_index].discard(request.request_id)
+        return freed
+
+    def _leave(self, thread: Thread) -> None:
+        """Take a thread that has ended out of the accounts, and make its own blocks the first to be used again."""
+        group, request = thread.group, thread.request
+        thread.finished = True
+        self._waiting_threads.discard(thread)
+        group.receipt.sampled(request.num_prompt_tokens, request.num_output_tokens)
+        self._touched[group] = None
+        if not thread.running:
+            return
+        thread.count_recomputed()
+        thread.running = False
+        group.num_running -= 1
+        group.leaving.append(self._holding(thread))
+        if group.tree is not None:
+            self._evict_own_blocks(thread)
+
+    def _evict_own_blocks(self, thread: Thread) -> None:
+        """Drop from the prefix cache what no thread will ever ask for: others' prefixes stay in it longer."""
+        keep = thread.shared if thread.parent is not None else thread.request.num_prompt_tokens
+        for other in thread.group.threads:
+            branch: Thread | None = None if other.finished else other
+            while branch is not None and branch.parent is not thread:
+                branch = branch.parent
+            if branch is not None:
+                keep = max(keep, branch.shared)
+        first = -(-keep // self.block_size)
+        blocks = self.kv_cache_manager.get_blocks(thread.request.request_id).blocks
+        own = {
+            block.block_id for group in blocks for block in group[first:] if block.ref_cnt == 1 and not block.is_null
+        }
+        if own:
+            self.kv_cache_manager.evict_blocks(own)
+
+    # Accounts
+
+    def _block_ids(self, request: Request) -> list[int]:
+        return [block for group in self.kv_cache_manager.get_block_ids(request.request_id) for block in group]
+
+    def _holding(self, thread: Thread, in_flight: bool = False) -> Holding:
+        request = thread.request
+        num_cached = request.num_computed_tokens - (0 if in_flight else request.num_in_flight_tokens)
+        ids = self.kv_cache_manager.get_block_ids_for_computed_tokens(request.request_id, num_cached)
+        return Holding(thread.number, num_cached, [block for group in ids for block in group])
+
+    def _holdings(self, group: Group, in_flight: bool = False) -> list[Holding]:
+        return [self._holding(thread, in_flight) for thread in group.threads if thread.running]
+
+
+def _eos_ids(config: Any) -> frozenset[int]:
+    """Token ids by which the model itself ends an answer, beside the tokenizer's EOS."""
+    said = (config.model_config.try_get_generation_config() or {}).get("eos_token_id")
+    named = getattr(config.model_config.hf_text_config, "eos_token_id", None)
+    ids: set[int] = set()
+    for value in (said, named):
+        ids.update([value] if isinstance(value, int) else value or [])
+    return frozenset(ids)
+
+
+def _copies_blocks(scheduler: Any) -> bool:
+    """Whether a hit may end inside a block: with the prefix cache on, and plain attention in every layer."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    return (
+        bool(scheduler.cache_config.enable_prefix_caching)
+        and len(groups) == 1
+        and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
+        and groups[0].kv_cache_spec.block_size == scheduler.block_size
+    )
