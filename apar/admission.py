@@ -3,9 +3,10 @@
 The scheduler says what is free and what waits; the answer is what to admit. Three rules:
 
 1. Order. Threads of started requests come first, oldest request first, in fork order; then requests that have not
-   started. When one does not fit, nothing younger passes it.
-2. Room. A thread starts when its blocks fit and some are left over for the running ones to grow into. Without that
-   reserve the next steps would evict what was just admitted, and its tokens would be computed twice.
+   started. When one does not fit, nothing younger passes it, but for forks.
+2. Room. A fork is the growth of a running thread: it starts at once if its block is free, for a moment later its parent
+   may be gone, and the block to copy with it. Everybody else starts only if room is left for the running threads to grow
+   into; without it the next steps would evict what was just admitted, and compute it twice.
 3. Progress. With nothing running, the first candidate always starts. As the engine evicts the youngest thread first,
    the oldest has every block of the pool to itself if it must: a pool that holds one path of `max_model_len` tokens
    finishes every request.
@@ -17,11 +18,26 @@ share.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol, TypeVar
 
-STEPS_PER_BLOCK_RESERVED = 2
-"""One block is kept free for every so many running threads: each asks for its next block once in `block_size` steps, so
-on average it stands half a block before it."""
+
+class Start(Enum):
+    """How a waiting thread would start; the value: blocks to leave free for each running thread.
+
+    Measured by replaying real answers (benchmarks/replay.py): more than this idles the pool, less evicts more. To
+    predict each thread's growth from those that have ended was no better in simulation, and is not done.
+    """
+
+    FORK = 0.0
+    """A fresh child whose parent runs."""
+    RESUMED = 0.5
+    """A preempted thread, or a child whose parent runs no more. On average a thread is half a block short of its next."""
+    FRESH = 1.0
+    """A request that has not started. It will fork, and so will those that run."""
+
+    def reserve(self, num_running: int) -> int:
+        return -int(-self.value * num_running // 1)
 
 
 class Waiting(Protocol):
@@ -29,6 +45,9 @@ class Waiting(Protocol):
     def pool(self) -> str | None:
         """The pool that its blocks count for; None: no pool's."""
         ...
+
+    @property
+    def start(self) -> Start: ...
 
 
 W = TypeVar("W", bound=Waiting)
@@ -57,11 +76,6 @@ class PoolUse:
         return int(self.share * room.num_blocks)
 
 
-def reserve(num_running: int) -> int:
-    """Blocks to leave free for `num_running` threads to grow into."""
-    return -(-num_running // STEPS_PER_BLOCK_RESERVED)
-
-
 def admit(
     room: Room,
     waiting: Iterable[W],
@@ -78,22 +92,25 @@ def admit(
         contended: whether somebody outside the given pool waits.
     """
     chosen: list[W] = []
+    full: set[str] = set()
+    held_up = False
     free, running = room.num_free_blocks, room.num_running
     for candidate in waiting:
-        if running >= room.max_running:
+        start, pool = candidate.start, candidate.pool
+        if running >= room.max_running or (held_up and start is Start.FRESH):
             break
-        use = None if pools is None or candidate.pool is None else pools.get(candidate.pool)
-        blocks = need(candidate)
-        if (
-            use is not None
-            and candidate.pool is not None
-            and use.num_running
-            and contended(candidate.pool)
-            and use.num_blocks + blocks + reserve(use.num_running) > use.limit(room)
-        ):
+        if (held_up and start is not Start.FORK) or pool in full:
             continue
-        if running and blocks + reserve(running) > free:
-            break
+        blocks = need(candidate)
+        use = None if pools is None or pool is None else pools.get(pool)
+        if use is not None and pool is not None and not _fits_share(room, use, blocks, start, contended(pool)):
+            full.add(pool)
+            continue
+        if running and blocks + start.reserve(running) > free:
+            if start is not Start.RESUMED:
+                break
+            held_up = True
+            continue
         chosen.append(candidate)
         free -= blocks
         running += 1
@@ -101,6 +118,12 @@ def admit(
             use.num_blocks += blocks
             use.num_running += 1
     return chosen
+
+
+def _fits_share(room: Room, use: PoolUse, blocks: int, start: Start, contended: bool) -> bool:
+    if not contended or not use.num_running:
+        return True
+    return use.num_blocks + blocks + start.reserve(use.num_running) <= use.limit(room)
 
 
 def surplus(room: Room, use: PoolUse, contended: bool) -> int:

@@ -5,6 +5,7 @@ The words come from three places, the later ones over the earlier: the model fol
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -106,17 +107,26 @@ def request_options(extra_args: Mapping[str, Any] | None) -> RequestOptions:
     said = (extra_args or {}).get("apar")
     if said is None:
         return RequestOptions()
+    if isinstance(said, str):
+        # vLLM's OpenAI server takes no mappings in vllm_xargs.
+        try:
+            said = json.loads(said)
+        except ValueError:
+            raise OptionError(f"extra_args.apar is {said!r}: use a mapping, or one as JSON text") from None
     if isinstance(said, (bool, int)):
         return RequestOptions(fork=bool(said))
     known = _known("extra_args.apar", _mapping("extra_args.apar", said), {f.name for f in fields(RequestOptions)})
     share = known.get("pool_share", 1.0)
-    if not isinstance(share, (int, float)) or not 0 < share <= 1:
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         raise OptionError(f"pool_share is {share!r}: use a number above 0, at most 1")
     if not isinstance(known.get("fork", True), bool):
         raise OptionError(f"fork is {known['fork']!r}: use true or false")
-    options = RequestOptions(**known)
-    ForkLimits().lowered(options)  # says what is wrong with a limit
-    return options
+    pool = known.get("pool")
+    if pool is not None and not isinstance(pool, str):
+        raise OptionError(f"pool is {pool!r}: use a text")
+    limits = {field.name for field in fields(ForkLimits)}
+    ForkLimits(**{name: value for name, value in known.items() if name in limits and value is not None})
+    return RequestOptions(**known)
 
 
 def child_seed(parent_seed: int, ordinal: int) -> int:
@@ -137,7 +147,7 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
 
 
 def _known(where: str, said: dict[str, Any], known: set[str]) -> dict[str, Any]:
-    unknown = sorted(set(said) - known)
+    unknown = sorted(map(str, set(said) - known))
     if unknown:
         raise OptionError(f"{where}.{unknown[0]} is not an option: use {', '.join(sorted(known))}")
     return said

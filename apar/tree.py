@@ -46,11 +46,11 @@ class Node:
     """Output tokens known, when the node was made, to come before it: a lower bound."""
     first_step: int | None = None
     last_step: int | None = None
-    """Engine steps of its first and last token; of its making while it is empty."""
+    """Engine steps of its first and last token that went out; of its making while there are none."""
     num_tokens: int = 0
     num_emitted: int = 0
-    pending: list[tuple[int, Any]] = field(default_factory=list)
-    """Tokens that are known and not yet emitted, each with what travels along (its logprobs)."""
+    pending: list[tuple[int, int, Any]] = field(default_factory=list)
+    """Tokens that are known and not yet emitted: (token id, engine step, what travels along)."""
     closed: bool = False
     end: End | None = None
     """Set where the output must end behind this node's tokens."""
@@ -88,13 +88,13 @@ class ParagraphTree:
         self._cursor: Node | None = self.root
         self._behind: list[Node] = []
         """Siblings still to visit, the nearest last."""
+        self._forks_passed = 0
+        self._ends = False
+        """Whether some node has an end behind it."""
 
     def append(self, node: Node, token_id: int, step: int, extra: Any = None) -> None:
         assert not node.closed
-        if node.num_tokens == 0:
-            node.first_step = step
-        node.last_step = step
-        node.pending.append((token_id, extra))
+        node.pending.append((token_id, step, extra))
         node.num_tokens += 1
         self.num_tokens += 1
 
@@ -116,7 +116,7 @@ class ParagraphTree:
         """Close a node at its [Fork]; returns its detail, for the child thread, and its sibling, for the thread."""
         assert not node.closed
         node.closed = True
-        if node.first_step is None:
+        if node.num_tokens == 0 and node.kind is Kind.ROOT:
             node.first_step = node.last_step = step
         before = node.before + node.num_tokens
         node.first_child = Node(Kind.DETAIL, node, child_thread, before, step, step)
@@ -127,6 +127,7 @@ class ParagraphTree:
     def close(self, node: Node, end: End | None = None) -> None:
         """End a node's thread; with `end`, the output ends behind it too."""
         node.closed, node.end = True, end
+        self._ends = self._ends or end is not None
 
     def in_order(self) -> Iterator[Node]:
         """All nodes, depth first: root, first child, next sibling (RESTORE, section 3.4.6)."""
@@ -141,7 +142,7 @@ class ParagraphTree:
 
     def needs_pruning(self) -> bool:
         """Whether some open node may lie behind the end of the output."""
-        return self.num_tokens >= self._max_tokens or self.num_forks > self._max_forks
+        return self._ends or self.num_tokens >= self._max_tokens or self.num_forks > self._max_forks
 
     def prune(self) -> list[Node]:
         """Close every open node that can add nothing to the output, and return those.
@@ -172,7 +173,10 @@ class ParagraphTree:
                 room = self._max_tokens - self.num_emitted
                 taken = node.pending[:room]
                 del node.pending[:room]
-                out.extend(taken)
+                out.extend((token, extra) for token, _, extra in taken)
+                if taken:
+                    node.first_step = taken[0][1] if node.num_emitted == 0 else node.first_step
+                    node.last_step = taken[-1][1]
                 node.num_emitted += len(taken)
                 self.num_emitted += len(taken)
             if node.pending or not node.closed:
@@ -180,9 +184,12 @@ class ParagraphTree:
                 if self.num_emitted >= self._max_tokens:
                     self.end = LENGTH
                 break
+            self._forks_passed += node.first_child is not None
             if node.end is not None:
                 self.end = node.end
-            elif self.num_emitted >= self._max_tokens and (self._behind or node.first_child is not None):
+            elif self._forks_passed > self._max_forks or (
+                self.num_emitted >= self._max_tokens and (self._behind or node.first_child is not None)
+            ):
                 self.end = LENGTH
             else:
                 self._advance(node)

@@ -51,14 +51,16 @@ class SubmitForm(BaseModel):
     messages_column: str | None = None
     template: str | None = Field(None, description="A Jinja template over the columns, rendered in a sandbox.")
     id_column: str | None = None
-    decoding: str = Field("ar", description="`ar`, or `apar` where the model forks.")
+    decoding: str = Field("ar", description="`ar`, one token after the other, or `apar`: the model forks its answers.")
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
     n: int | None = Field(None, description="Samples per row.")
     priority: int = Field(0, description="Higher comes first; waiting time counts too.")
-    kv_share: float | None = None
+    kv_share: float | None = Field(
+        None, description="Above 0, at most 1: the part of the KV budget that the job may hold while other jobs wait."
+    )
     name: str | None = Field(None, examples=["vicuna"])
 
     @field_validator("*", mode="before")

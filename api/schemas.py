@@ -97,6 +97,9 @@ class TreeNode(BaseModel):
     end: int
     first_step: int
     last_step: int
+    text_start: int = Field(description="The same span in characters (Unicode code points) of the output.")
+    text_end: int
+    text: str = Field(description="Those characters; the texts of all nodes, in order, are the output.")
 
 
 class Sample(BaseModel):
@@ -122,15 +125,18 @@ class RequestDetail(BaseModel):
 
 
 class JobStats(BaseModel):
-    """The job's memory receipt: sums over its finished samples, each saving beside its sequential value."""
+    """The job's memory receipt: sums over its finished samples, each beside its sequential value."""
 
     job_id: str
     state: JobState
+    decoding: str
     counts: Counts
     num_samples: int
     prompt_tokens: int
     output_tokens: int
-    max_width: int
+    max_width: int = Field(description="The most threads of one sample that ran at once.")
+    max_threads: int = Field(description="The most threads of one sample.")
+    forked_samples: int = Field(description="Samples that forked at least once.")
     threads: int
     forks: int
     steps: int
@@ -141,9 +147,14 @@ class JobStats(BaseModel):
     sequential_attended_tokens: int
     preemptions: int
     sequential_steps: int
-    peak_ratio: float | None
+    mean_threads: float | None = Field(description="Threads per sample.")
+    forked_share: float | None = Field(description="Samples that forked, of all samples.")
+    peak_ratio: float | None = Field(description="`peak_cached_tokens` of `sequential_peak_tokens`.")
+    peak_saved_percent: float | None
     attended_ratio: float | None
+    attended_saved_percent: float | None
     steps_ratio: float | None
+    steps_saved_percent: float | None
 
 
 class Model(BaseModel):

@@ -201,6 +201,9 @@ class ThreadNode(Base):
     first_step: Mapped[int] = mapped_column(Integer)
     """Engine steps of the node's first and last token, counted from the request's first sampled token (0)."""
     last_step: Mapped[int] = mapped_column(Integer)
+    text_start: Mapped[int] = mapped_column(Integer, server_default="0")
+    text_end: Mapped[int] = mapped_column(Integer, server_default="0")
+    """The same span in characters of the output's text."""
 
 
 class Worker(Base):

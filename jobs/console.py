@@ -15,6 +15,15 @@ PLAIN_PROGRESS_S = 5.0
 Advance = Callable[[str, int, int], None]
 
 
+_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_CONTROLS |= dict.fromkeys([*range(0x7F, 0xA0), 0xFFFE, 0xFFFF], 0xFFFD)
+
+
+def without_controls(text: str) -> str:
+    """Text that moves no cursor and that XML can hold: control characters become their pictures (␛)."""
+    return text.translate(_CONTROLS)
+
+
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, ensure_ascii=False, indent=None))
 

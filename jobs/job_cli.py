@@ -28,7 +28,13 @@ job_argument = click.argument("job", metavar="JOB", callback=lambda ctx, param, 
 
 @click.command()
 @input_options
-@click.option("--decoding", metavar="[apar|ar]", default="ar", show_default=True, help="How answers are decoded.")
+@click.option(
+    "--decoding",
+    metavar="[apar|ar]",
+    default="ar",
+    show_default=True,
+    help="apar: the model forks its answers; ar: one token after the other.",
+)
 @click.option("--temperature", type=float, metavar="F", help="0 is greedy.  [default: 1]")
 @click.option("--top-p", type=float, metavar="F", help="Nucleus sampling.  [default: 1]")
 @click.option(
@@ -36,7 +42,12 @@ job_argument = click.argument("job", metavar="JOB", callback=lambda ctx, param, 
 )
 @click.option("--n", type=int, metavar="N", help="Answers per row.  [default: 1]")
 @click.option("--priority", type=int, metavar="P", default=0, help="Higher goes first; waiting counts too.")
-@click.option("--kv-share", type=float, metavar="F", help="Largest share of the KV budget.")
+@click.option(
+    "--kv-share",
+    type=float,
+    metavar="F",
+    help="Part of the KV budget the job may hold while other jobs wait, above 0 to 1.  [default: 1]",
+)
 @click.option("--name", metavar="S", help="A name for the job.")
 @click.option("--wait", "wait_for_end", is_flag=True, help="Wait until the job has ended.")
 @json_option

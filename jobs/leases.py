@@ -4,6 +4,7 @@ No transaction here holds a shard and waits for its job; `cancel` and `retry` (j
 then its shards. So there is no cycle of locks.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ class Lease:
     end_row: int
     attempts: int
     """Earlier leases of this shard that ended with the worker's death."""
+    kv_share: float = 1.0
+    """The part of a KV budget that the shard's job may hold while other jobs wait."""
 
     def __str__(self) -> str:
         return f"job {self.job_id} rows {self.start_row}-{self.end_row - 1} token {self.token}"
@@ -43,11 +46,13 @@ class Renewal:
     cancelled_jobs: frozenset[str]
 
 
-def acquire(database: Database, model: str, owner: str, lease_s: float) -> Lease | None:
-    """Take the next free shard of a model, or None when there is none."""
+def acquire(
+    database: Database, model: str, owner: str, lease_s: float, *, passing_over: Collection[str] = ()
+) -> Lease | None:
+    """Take the next free shard of a model, of a job that is not passed over; None when there is none."""
     candidate = (
         select(Shard.id)
-        .where(Shard.model == model, Shard.state == ShardState.QUEUED)
+        .where(Shard.model == model, Shard.state == ShardState.QUEUED, *_of_other_jobs(passing_over))
         .order_by(Shard.queue_key, Shard.id)
         .limit(1)
         .with_for_update(skip_locked=True)  # nothing on SQLite, whose writers exclude each other
@@ -73,7 +78,13 @@ def acquire(database: Database, model: str, owner: str, lease_s: float) -> Lease
             .where(Job.id == row.job_id, Job.state == JobState.QUEUED)
             .values(state=JobState.RUNNING, started_at=db_now())
         )
-    return Lease(row.id, row.job_id, owner, row.lease_token, row.start_row, row.end_row, row.attempts)
+        kv_share = connection.execute(select(Job.kv_share).where(Job.id == row.job_id)).scalar_one()
+    share = 1.0 if kv_share is None else kv_share
+    return Lease(row.id, row.job_id, owner, row.lease_token, row.start_row, row.end_row, row.attempts, share)
+
+
+def _of_other_jobs(job_ids: Collection[str]) -> list[Any]:
+    return [Shard.job_id.not_in(sorted(job_ids))] if job_ids else []
 
 
 def has_queued(database: Database, model: str) -> bool:

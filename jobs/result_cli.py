@@ -1,7 +1,6 @@
 """The commands about answers: export, show, stats."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -42,26 +41,32 @@ def export(job: str, out: Path, format_: str | None, failed: bool, with_trees: b
 @click.command()
 @job_argument
 @click.argument("row", type=click.IntRange(min=0))
-@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw the tree to this file.")
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False),
+              help="Draw the tree and its threads over the engine's steps to this file.")  # fmt: skip
 @json_option
 def show(job: str, row: int, svg: Path | None, as_json: bool) -> None:
     """Show one row's answer as its thread tree; ROW counts from 0.
 
+    A detail is indented below the paragraph that forked it; what follows that paragraph stands on its level.
+
     \b
     Example:
-      forq show 01JDQXK8V0E3M5T9ZB4W6Y7N2A 0
+      forq show 01JDQXK8V0E3M5T9ZB4W6Y7N2A 0 --svg answer.svg
     """
     from jobs import service
-    from jobs.errors import BadInput
+    from jobs.show import print_request
 
-    if svg is not None:
-        raise BadInput("--svg draws forks, and this version does not fork yet: leave it out")
     with open_service() as (_, database):
         value = service.request_detail(database, job, row)
+    if svg is not None:
+        from jobs.drawing import draw_request
+
+        draw_request(value, svg)
+        click.echo(f"drawn to {svg}", err=True)
     if as_json:
         print_json(value)
     else:
-        _print_request(value)
+        print_request(value)
 
 
 @click.command()
@@ -83,37 +88,21 @@ def stats(job: str, as_json: bool) -> None:
         return
     rows = [
         ["answers", value["num_samples"], None, None],
+        ["answers that forked", value["forked_samples"], 0, None],
         ["prompt tokens", value["prompt_tokens"], None, None],
         ["output tokens", value["output_tokens"], None, None],
         ["threads", value["threads"], value["num_samples"], None],
+        ["threads of an answer, mean", value["mean_threads"], 1, None],
+        ["threads of an answer, most", value["max_threads"], 1, None],
+        ["threads at once, most", value["max_width"], 1, None],
         ["forks", value["forks"], 0, None],
-        ["engine steps", value["steps"], value["sequential_steps"], value["steps_ratio"]],
-        ["peak cached tokens", value["peak_cached_tokens"], value["sequential_peak_tokens"], value["peak_ratio"]],
-        ["attended tokens", value["attended_tokens"], value["sequential_attended_tokens"], value["attended_ratio"]],
+        ["engine steps", value["steps"], value["sequential_steps"], value["steps_saved_percent"]],
+        ["peak cached tokens", value["peak_cached_tokens"], value["sequential_peak_tokens"],
+         value["peak_saved_percent"]],
+        ["attended tokens", value["attended_tokens"], value["sequential_attended_tokens"],
+         value["attended_saved_percent"]],
         ["peak blocks", value["peak_blocks"], None, None],
         ["preemptions", value["preemptions"], None, None],
-    ]
-    print_table(f"job {value['job_id']} ({value['state']})", ["sum over answers", "here", "sequential", "ratio"], rows)
-
-
-def _print_request(value: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-    from rich.tree import Tree
-
-    name = f" id {value['id']}" if value["id"] is not None else ""
-    console = Console(highlight=False, markup=False)
-    console.print(f"row {value['row']}{name}: {value['state']}")
-    if value["error_code"]:
-        console.print(f"{value['error_code']}: {value['error']}")
-    for sample in value["samples"]:
-        stats = sample["stats"] or {}
-        head = f"sample {sample['sample']}: {sample['output_tokens']} tokens, {sample['finish_reason']}"
-        tree = Tree(Text(f"{head}, {stats.get('threads')} thread(s), {stats.get('steps')} steps"))
-        for node in sample["tree"]:
-            label = (
-                f"{node['kind']} tokens {node['start']}-{node['end']} steps {node['first_step']}-{node['last_step']}"
-            )
-            tree.add(Text(label))
-        tree.add(Text(sample["output"]))
-        console.print(tree)
+    ]  # fmt: skip
+    title = f"job {value['job_id']} ({value['state']}, {value['decoding']})"
+    print_table(title, ["sum over answers", "here", "sequential", "saved %"], rows)

@@ -58,6 +58,9 @@ class Node:
     end: int
     first_step: int
     last_step: int
+    text_start: int
+    text_end: int
+    """The same span in characters of the output's text: the texts of all nodes, in order, are the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ class SampleResult:
     finish_reason: str
     prompt_tokens: int
     output_tokens: int
-    stats: Stats
+    stats: Stats | None
+    """None where the engine gave no receipt: an operator's own scheduler."""
     nodes: tuple[Node, ...]
 
 
@@ -85,12 +89,15 @@ class ShardWork:
     decoding: str
     job_state: str
     rows: list[PendingRow]
+    kv_share: float | None = None
 
 
 def load(database: Database, lease: Lease) -> ShardWork:
     """The rows of a leased shard that have not ended."""
     with database.read() as connection:
-        job = connection.execute(select(Job.sampling, Job.decoding, Job.state).where(Job.id == lease.job_id)).one()
+        job = connection.execute(
+            select(Job.sampling, Job.decoding, Job.state, Job.kv_share).where(Job.id == lease.job_id)
+        ).one()
         rows = connection.execute(
             select(Request.id, Request.row_index, Request.payload, Request.sampling, Request.attempts)
             .where(
@@ -112,7 +119,7 @@ def load(database: Database, lease: Lease) -> ShardWork:
         )
         for row in rows
     ]
-    return ShardWork(job.decoding, job.state, pending)
+    return ShardWork(job.decoding, job.state, pending, job.kv_share)
 
 
 def _row_sampling(base: Sampling, own_json: str | None, row_index: int) -> Sampling:
@@ -214,6 +221,7 @@ def _rows_of(completed: list[RowResult]) -> tuple[list[dict[str, Any]], list[dic
                     "output_tokens": sample.output_tokens,
                 }
             )
-            stats.append({**key, **asdict(sample.stats)})
+            if sample.stats is not None:
+                stats.append({**key, **asdict(sample.stats)})
             nodes.extend({**key, **asdict(node)} for node in sample.nodes)
     return outputs, stats, nodes

@@ -6,7 +6,7 @@ Every answer is a dict with the keys of the command line's `--json`, which the R
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, literal, select
+from sqlalchemy import Connection, Row, case, func, literal, select
 
 from db.clock import db_now
 from db.models import Job, Output, Request, RequestStats, Shard, ThreadNode, Worker
@@ -122,7 +122,7 @@ def request_detail(database: Database, job_id: str, row_index: int) -> dict[str,
             "prompt_tokens": output.prompt_tokens,
             "output_tokens": output.output_tokens,
             "stats": next((_without_key(row) for row in stats if row.sample == output.sample), None),
-            "tree": [_without_key(row) for row in nodes if row.sample == output.sample],
+            "tree": [_node(row, output.text) for row in nodes if row.sample == output.sample],
         }
         for output in outputs
     ]
@@ -142,7 +142,7 @@ _SUMMED = ("threads", "forks", "steps", "peak_cached_tokens", "peak_blocks", "at
 
 
 def job_stats(database: Database, job_id: str) -> dict[str, Any]:
-    """The job's memory receipt: sums over its finished samples, and for each saving the ratio to its sequential value.
+    """The job's memory receipt: sums over its finished samples, each beside its sequential value, and what was saved.
 
     Raises:
         NotFound: no such job.
@@ -154,6 +154,8 @@ def job_stats(database: Database, job_id: str) -> dict[str, Any]:
             func.coalesce(func.sum(Output.prompt_tokens), 0).label("prompt_tokens"),
             func.coalesce(func.sum(Output.output_tokens), 0).label("output_tokens"),
             func.coalesce(func.max(RequestStats.max_width), 0).label("max_width"),
+            func.coalesce(func.max(RequestStats.threads), 0).label("max_threads"),
+            func.coalesce(func.sum(case((RequestStats.forks > 0, 1), else_=0)), 0).label("forked_samples"),
             *columns,
         )
         .select_from(Request)
@@ -168,13 +170,30 @@ def job_stats(database: Database, job_id: str) -> dict[str, Any]:
     return {
         "job_id": job_id,
         "state": status["state"],
+        "decoding": status["decoding"],
         "counts": status["counts"],
         **sums,
         "sequential_steps": sums["output_tokens"],
-        "peak_ratio": _ratio(sums["peak_cached_tokens"], sums["sequential_peak_tokens"]),
-        "attended_ratio": _ratio(sums["attended_tokens"], sums["sequential_attended_tokens"]),
-        "steps_ratio": _ratio(sums["steps"], sums["output_tokens"]),
+        "mean_threads": _ratio(sums["threads"], sums["num_samples"]),
+        "forked_share": _ratio(sums["forked_samples"], sums["num_samples"]),
+        **_savings(sums),
     }
+
+
+_SAVINGS = {
+    "peak": ("peak_cached_tokens", "sequential_peak_tokens"),
+    "attended": ("attended_tokens", "sequential_attended_tokens"),
+    "steps": ("steps", "output_tokens"),
+}
+
+
+def _savings(sums: dict[str, int]) -> dict[str, float | None]:
+    """Of each figure, the ratio to its sequential value and the percent saved; None before the first answer."""
+    found: dict[str, float | None] = {}
+    for name, (here, sequential) in _SAVINGS.items():
+        ratio = found[f"{name}_ratio"] = _ratio(sums[here], sums[sequential])
+        found[f"{name}_saved_percent"] = None if ratio is None else round(100 * (1 - ratio), 2)
+    return found
 
 
 def measured_tokens_per_s(database: Database, model: str) -> float | None:
@@ -260,6 +279,10 @@ def _ratio(value: int, sequential: int) -> float | None:
 
 def _plain(value: Any) -> Any:
     return value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else value
+
+
+def _node(row: Row[*tuple[Any, ...]], output: str) -> dict[str, Any]:
+    return {**_without_key(row), "text": output[row.text_start : row.text_end]}
 
 
 def _without_key(row: Row[*tuple[Any, ...]]) -> dict[str, Any]:

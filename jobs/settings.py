@@ -56,6 +56,19 @@ class KVBudget(BaseModel):
         return f"{self.amount} {self.unit}"
 
 
+class ForkSettings(BaseModel):
+    """How far one answer may fork; what is not said here, the model's `config.json` says, else the engine's default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_width: int | None = Field(default=None, ge=1)
+    """Threads of one answer that run at once; more wait."""
+    max_forks: int | None = Field(default=None, ge=0)
+    """Forks of one answer; at the next one it ends with `length`."""
+    max_depth: int | None = Field(default=None, ge=0)
+    """Nesting: details of the answer itself have depth 1, details of details depth 2."""
+
+
 class ModelAlias(BaseModel):
     """One entry of `[models.<alias>]`. A request names the alias; paths and hub names are the operator's alone."""
 
@@ -73,6 +86,7 @@ class ModelAlias(BaseModel):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     fork_token: str | None = None
     child_token: str | None = None
+    forks: ForkSettings = ForkSettings()
     default_max_tokens: int = Field(default=512, ge=1)
     """`max_tokens` of a request that does not say."""
     engine: dict[str, Any] = Field(default_factory=dict)
@@ -81,6 +95,14 @@ class ModelAlias(BaseModel):
     @property
     def control_tokens(self) -> list[str]:
         return [token for token in (self.fork_token, self.child_token) if token]
+
+    @model_validator(mode="after")
+    def _control_tokens_come_in_pairs(self) -> Self:
+        if len(self.control_tokens) == 1:
+            raise ValueError("fork_token and child_token go together: name both or neither")
+        if self.fork_token is not None and self.fork_token == self.child_token:
+            raise ValueError(f"fork_token and child_token are both {self.fork_token!r}: they are two tokens")
+        return self
 
     @field_validator("kv_budget", mode="before")
     @classmethod

@@ -24,6 +24,7 @@ from db.session import Database
 from db.states import JobState, RequestState, ShardState
 from jobs import store
 from jobs.errors import BadInput, Unavailable
+from jobs.forking import check_decoding
 from jobs.rows import Mapping, RowReader, columns_of, make_mapping
 from jobs.sampling import Sampling, parse_sampling
 from jobs.settings import Settings
@@ -121,13 +122,9 @@ def _submit(
 
 def check_options(settings: Settings, options: SubmitOptions) -> Sampling:
     """Check everything that does not need the file; returns the job's sampling values."""
-    settings.model(options.model)
-    if options.decoding == "apar":
-        raise BadInput("decoding 'apar' is not available: this version has no forking engine yet; use --decoding ar")
-    if options.decoding != "ar":
-        raise BadInput(f"decoding is {options.decoding!r}: use 'ar'")
-    if options.kv_share is not None:
-        raise BadInput("--kv-share needs the forking engine, which this version does not have yet: leave it out")
+    check_decoding(settings, options.model, options.decoding)
+    if options.kv_share is not None and not 0 < options.kv_share <= 1:  # NaN too
+        raise BadInput(f"--kv-share is {options.kv_share}: it must be above 0 and at most 1, the whole KV budget")
     if not -MAX_PRIORITY <= options.priority <= MAX_PRIORITY:
         raise BadInput(f"priority is {options.priority}: it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
     if options.name is not None and not 0 < len(options.name) <= MAX_NAME_CHARS:
@@ -171,7 +168,9 @@ def _spool_rows(
 
 
 def _dedupe_key(data_key: str, mapping: Mapping, sampling: Sampling, options: SubmitOptions) -> str:
-    options_said = [options.model, options.decoding, options.priority, options.name]
+    options_said: list[Any] = [options.model, options.decoding, options.priority, options.name]
+    if options.kv_share is not None:
+        options_said.append(options.kv_share)
     said = [data_key, *options_said, mapping.model_dump(), sampling.said()]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -205,6 +204,7 @@ def _insert(
                     data_key=data_key,
                     dedupe_key=dedupe_key,
                     priority=options.priority,
+                    kv_share=options.kv_share,
                     num_rows=spool.num_rows,
                     created_at=db_now(),
                 )

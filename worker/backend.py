@@ -6,9 +6,21 @@ in another process, can stand behind it.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from jobs.results import Stats
 from jobs.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How the engine runs the samples of one job."""
+
+    forks: bool = False
+    """False: the model's [Fork] is banned."""
+    pool: str | None = None
+    """Samples of one pool together hold at most `pool_share` of the KV budget while others wait: a job's id."""
+    pool_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +31,44 @@ class Sample:
     token_ids: list[int]
     sampling: Sampling
     max_tokens: int
+    """Of the restored answer, all threads together."""
     seed: int | None
+    decoding: Decoding = Decoding()
+
+
+class Span(NamedTuple):
+    """A paragraph node as the engine reports it: [start, end) in tokens of the restored answer."""
+
+    node: int
+    parent: int | None
+    kind: str
+    thread: int
+    start: int
+    end: int
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What the engine counted for one answer; definitions in docs/statistics.md."""
+
+    stats: Stats
+    spans: tuple[Span, ...]
+    """Depth first, node 0 the root."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished sample; counts are in tokens and engine steps."""
+    """A finished sample."""
 
     key: str
     text: str
     finish_reason: str
-    num_output_tokens: int
-    num_steps: int
-    """Engine steps from the first to the last sampled token, both counted."""
-    num_preemptions: int
+    token_ids: tuple[int, ...]
+    """The restored answer, the last end-of-sequence token included."""
+    receipt: Receipt | None
+    """None from an engine whose scheduler is not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +97,8 @@ class EngineFacts:
     context_len: int
     """Tokens the model itself could take; larger than `max_model_len` where the KV budget is the limit."""
     max_num_seqs: int
+    can_fork: bool = False
+    """Whether the model has control tokens."""
 
 
 class EngineDead(Exception):

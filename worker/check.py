@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from jobs.source import iter_batches, open_source
 from jobs.submit import SubmitOptions, check_options
 from worker.backend import EngineFacts
 from worker.engine import block_size_of, num_blocks_of
+from worker.forking import Forking, load_encoder
 from worker.generation import RowInFlight, prepare
 from worker.models import resolve_model
-from worker.prompts import PromptEncoder
 
 MAX_SHOWN = 20
 """Failing rows that are listed one by one; all are counted."""
@@ -35,7 +36,7 @@ class DryRun:
         self._alias = settings.model(model)
         self._base = base
         files = resolve_model(model, settings, report=say)
-        self._encoder = PromptEncoder.load(files.path, self._alias.control_tokens)
+        self._encoder, self.forking = load_encoder(self._alias, files.path)
         self.facts = planned_facts(self._alias, files.path)
         self.num_rows = 0
         self.num_output_tokens = 0
@@ -76,6 +77,7 @@ class DryRun:
             "output_tokens_at_most": self.num_output_tokens,
             "max_model_len": self.facts.max_model_len,
             "kv_budget": str(budget) if budget is not None else None,
+            "forks": _forks(self.forking),
             "errors_by_code": dict(self.codes),
             "errors": self.errors,
         }
@@ -111,6 +113,19 @@ def check_file(
                 dry_run.add(row)
             progress("checking", dry_run.num_rows, source.file.metadata.num_rows)
     return {"file": str(path), "model": model, **dry_run.report()}
+
+
+def _forks(forking: Forking | None) -> dict[str, Any] | None:
+    """Control tokens and limits, or None for a model that cannot fork."""
+    if forking is None:
+        return None
+    return {
+        "fork_token": forking.fork_token,
+        "fork_token_id": forking.fork_token_id,
+        "child_token": forking.child_token,
+        "child_token_id": forking.child_token_id,
+        **asdict(forking.limits),
+    }
 
 
 def planned_facts(alias: ModelAlias, model_path: Path) -> EngineFacts:

@@ -23,9 +23,10 @@ def check(
     as_json: bool,
     **columns: Any,
 ) -> int:
-    """Dry run: count the prompts' tokens and find the rows that cannot run.
+    """Dry run: count the prompts' tokens, find the rows that cannot run, and say whether the model can fork.
 
-    Nothing is stored and no engine is started. Exit code 1 if any row would fail.
+    Nothing is stored and no engine is started. Exit code 1 if any row would fail. `output_tokens_at_most` holds for
+    forked answers too: it bounds all threads of an answer together.
 
     \b
     Example:
@@ -56,10 +57,20 @@ def check(
 
 
 def _print(report: dict[str, Any]) -> None:
-    rows = [
-        [name.replace("_", " "), value] for name, value in report.items() if not name.startswith(("errors", "file"))
-    ]
+    shown = {name: value for name, value in report.items() if not name.startswith(("errors", "file"))}
+    shown["forks"] = _forks_in_words(report["forks"])
+    rows = [[name.replace("_", " "), value] for name, value in shown.items()]
     print_table(None, ["", report["file"]], rows)
     if report["errors"]:
         errors = [[error["row"], error["code"], error["message"]] for error in report["errors"]]
         print_table("rows that would fail", ["row", "code", "why"], errors)
+
+
+def _forks_in_words(forks: dict[str, Any] | None) -> str:
+    if forks is None:
+        return "no: the model has no control tokens, use --decoding ar"
+    return (
+        f"yes: {forks['fork_token']} is token {forks['fork_token_id']}, {forks['child_token']} is token "
+        f"{forks['child_token_id']}; at most {forks['max_forks']} forks of an answer, {forks['max_depth']} deep, "
+        f"{forks['max_width']} threads at once"
+    )

@@ -18,9 +18,9 @@ import structlog
 from jobs.errors import BadInput, Unavailable
 from jobs.settings import ModelAlias
 from worker.backend import Done, EngineDead, EngineFacts, Finished, Refused, Sample
+from worker.forking import Forking, read_receipt, request_config, scheduler_args
 
 if TYPE_CHECKING:
-    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.engine.llm_engine import LLMEngine
 
 CPU_BLOCK_SIZE = 32
@@ -107,20 +107,19 @@ def num_blocks_of(alias: ModelAlias) -> int | None:
 class _Running:
     key: str
     done: Done
-    first_step: int | None = None
-    last_step: int = 0
+    num_prompt_tokens: int
 
 
 class VllmBackend:
     """Owns one `LLMEngine`. Start it with `start`, which returns when the weights are loaded."""
 
-    def __init__(self, alias: ModelAlias, model_path: str) -> None:
-        self._args = engine_args(alias, model_path)
+    def __init__(self, alias: ModelAlias, model_path: str, forking: Forking | None = None) -> None:
+        self._args = {**engine_args(alias, model_path), **scheduler_args(alias, forking)}
+        self._can_fork = forking is not None
         self._inbox: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
         self._running: dict[str, _Running] = {}
         """By vLLM's internal request id."""
         self._internal_ids: dict[str, str] = {}
-        self._step = 0
         self._facts: EngineFacts | None = None
         self._failure: str | None = None
         self._ready = threading.Event()
@@ -170,7 +169,7 @@ class VllmBackend:
     def _run(self) -> None:
         try:
             engine = self._build()
-            self._facts = _facts(engine)
+            self._facts = _facts(engine, self._can_fork)
             self._ready.set()
             while self._take_commands(engine):
                 if self._running:
@@ -189,32 +188,11 @@ class VllmBackend:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         try:
-            args = EngineArgs(**self._args, disable_log_stats=False)
+            # vLLM's own statistics stay off, as they cost time in every step: the scheduler counts for us.
+            args = EngineArgs(**{"disable_log_stats": True, **self._args})
         except TypeError as error:
             raise Unavailable(f"an engine option of the model's alias is unknown to vLLM: {error}") from None
-        # Loggers stay off: statistics are kept on because they carry each request's preemptions.
-        engine = LLMEngine.from_engine_args(args, stat_loggers=[])
-        engine.logger_manager = None
-        get_output = engine.engine_core.get_output
-
-        def observed() -> "EngineCoreOutputs":
-            outputs = get_output()
-            self._observe(outputs)
-            return outputs
-
-        engine.engine_core.get_output = observed
-        return engine
-
-    def _observe(self, outputs: "EngineCoreOutputs") -> None:
-        """Note in which engine step each request got its first and its latest token."""
-        self._step += 1
-        step, running = self._step, self._running
-        for output in outputs.outputs:
-            entry = running.get(output.request_id)
-            if entry is not None and output.new_token_ids:
-                if entry.first_step is None:
-                    entry.first_step = step
-                entry.last_step = step
+        return LLMEngine.from_engine_args(args)
 
     def _take_commands(self, engine: "LLMEngine") -> bool:
         """Carry out what has arrived; waits only while there is nothing to generate. False when told to stop."""
@@ -246,7 +224,7 @@ class VllmBackend:
             done(Refused(sample.key, " ".join(str(error).split()) or type(error).__name__))
             return
         self._internal_ids[sample.key] = internal
-        self._running[internal] = _Running(sample.key, done)
+        self._running[internal] = _Running(sample.key, done, len(sample.token_ids))
 
     def _advance(self, engine: "LLMEngine") -> None:
         for output in engine.step():
@@ -257,16 +235,14 @@ class VllmBackend:
                 continue
             entry = self._running.pop(internal)
             completion = output.outputs[0]
-            metrics = output.metrics
-            first = entry.first_step if entry.first_step is not None else entry.last_step
+            told = (output.kv_transfer_params or {}).get("apar")
             entry.done(
                 Finished(
                     key=entry.key,
                     text=completion.text,
                     finish_reason=completion.finish_reason or "stop",
-                    num_output_tokens=len(completion.token_ids),
-                    num_steps=entry.last_step - first + 1 if completion.token_ids else 0,
-                    num_preemptions=metrics.num_preemptions if metrics is not None else 0,
+                    token_ids=tuple(completion.token_ids),
+                    receipt=read_receipt(told, entry.num_prompt_tokens, len(completion.token_ids)),
                 )
             )
 
@@ -277,11 +253,11 @@ def _sampling_params(sample: Sample) -> Any:
 
     values = sample.sampling.said()
     values.pop("n", None)  # samples are fanned out before the engine, so that each has its own statistics
-    values.update(max_tokens=sample.max_tokens, seed=sample.seed)
+    values.update(max_tokens=sample.max_tokens, seed=sample.seed, extra_args={"apar": request_config(sample.decoding)})
     return SamplingParams(**values, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
-def _facts(engine: "LLMEngine") -> EngineFacts:
+def _facts(engine: "LLMEngine", can_fork: bool) -> EngineFacts:
     import vllm
 
     config = engine.vllm_config
@@ -297,6 +273,7 @@ def _facts(engine: "LLMEngine") -> EngineFacts:
         max_model_len=max_model_len,
         context_len=getattr(text_config, "max_position_embeddings", None) or max_model_len,
         max_num_seqs=config.scheduler_config.max_num_seqs,
+        can_fork=can_fork,
     )
 
 

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from jobs.results import Node, PendingRow, RowResult, SampleResult, Stats
+from jobs.results import Node, PendingRow, RowResult, SampleResult
 from jobs.sampling import MAX_SEED
-from worker.backend import EngineFacts, Finished, Refused, Sample
+from worker.backend import Decoding, EngineFacts, Finished, Receipt, Refused, Sample
 from worker.prompts import PromptEncoder, PromptError
+from worker.texts import text_ends
 
 
 @dataclass(slots=True)
@@ -24,7 +25,12 @@ class RowInFlight:
 
 
 def prepare(
-    row: PendingRow, encoder: PromptEncoder, facts: EngineFacts, default_max_tokens: int, key_prefix: str
+    row: PendingRow,
+    encoder: PromptEncoder,
+    facts: EngineFacts,
+    default_max_tokens: int,
+    key_prefix: str,
+    decoding: Decoding = Decoding(),  # noqa: B008  (frozen)
 ) -> RowInFlight | RowResult:
     """Tokenise a row and check it against the engine's limits; a row that cannot run comes back as its error."""
     try:
@@ -40,7 +46,8 @@ def prepare(
     if error_message is not None:
         return _refuse(row, "prompt_too_long", error_message)
     sampling = row.sampling
-    # An answer may not outgrow the context: it then ends with `length`, like any other answer that was cut.
+    # An answer may not outgrow the context: it then ends with `length`, like any other answer that was cut. The same
+    # holds for a forked one, although no single thread of it is that long: so that one group always fits the engine.
     room = facts.max_model_len - len(token_ids)
     max_tokens = min(sampling.max_tokens or default_max_tokens, room)
     samples = [
@@ -51,6 +58,7 @@ def prepare(
             max_tokens=max_tokens,
             # Derived, so that the samples of a row differ and each is the same in every run.
             seed=None if sampling.seed is None else (sampling.seed + number) % MAX_SEED,
+            decoding=decoding,
         )
         for number in range(sampling.n or 1)
     ]
@@ -73,43 +81,34 @@ def too_long(num_prompt_tokens: int, facts: EngineFacts) -> str | None:
     )
 
 
-def result_of(in_flight: RowInFlight, facts: EngineFacts) -> RowResult:
+def result_of(in_flight: RowInFlight, encoder: PromptEncoder) -> RowResult:
     """The result of a row whose samples are all done."""
     if in_flight.refused is not None:
         return _refuse(in_flight.row, "engine_refused", f"the engine refused the row: {in_flight.refused.message}")
     samples = []
     for sample in in_flight.samples:
         finished = in_flight.finished[sample.key]
-        stats = sequential_stats(in_flight.num_prompt_tokens, finished, facts.block_size)
-        num_tokens = finished.num_output_tokens
-        root = Node(0, None, "root", 0, 0, num_tokens, 0, max(finished.num_steps - 1, 0))
+        receipt = finished.receipt
         samples.append(
-            SampleResult(finished.text, finished.finish_reason, in_flight.num_prompt_tokens, num_tokens, stats, (root,))
+            SampleResult(
+                text=finished.text,
+                finish_reason=finished.finish_reason,
+                prompt_tokens=in_flight.num_prompt_tokens,
+                output_tokens=len(finished.token_ids),
+                stats=receipt.stats if receipt else None,
+                nodes=_nodes(sample, finished, receipt, encoder) if receipt else (),
+            )
         )
     return RowResult(in_flight.row.request_id, tuple(samples))
 
 
-def sequential_stats(num_prompt_tokens: int, finished: Finished, block_size: int) -> Stats:
-    """The memory receipt of an answer that never forks: one thread (docs/statistics.md).
-
-    With prompt length P and answer length N, the step that samples token N has P + N - 1 positions in its cache: the
-    last token's own keys and values are never computed, which is why the peak is one below the sequential bound P + N.
-    """
-    prompt, output = num_prompt_tokens, finished.num_output_tokens
-    peak = prompt + max(output - 1, 0)
-    attended = output * prompt + output * (output + 1) // 2
-    return Stats(
-        threads=1,
-        forks=0,
-        max_width=1,
-        steps=finished.num_steps,
-        peak_cached_tokens=peak,
-        peak_blocks=-(-peak // block_size),
-        attended_tokens=attended,
-        sequential_peak_tokens=prompt + output,
-        sequential_attended_tokens=attended,
-        preemptions=finished.num_preemptions,
-    )
+def _nodes(sample: Sample, finished: Finished, receipt: Receipt, encoder: PromptEncoder) -> tuple[Node, ...]:
+    """The tree with the text of each node: in depth-first order they follow one another in the output."""
+    text, token_ends = finished.text, [span.end for span in receipt.spans]
+    ends = [len(text)]
+    if len(token_ends) > 1:
+        ends = text_ends(encoder.decoder, sample.token_ids, finished.token_ids, token_ends, text)
+    return tuple(Node(*span, start, end) for span, start, end in zip(receipt.spans, [0, *ends], ends, strict=False))
 
 
 def _refuse(row: PendingRow, code: str, message: str) -> RowResult:

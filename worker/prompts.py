@@ -45,8 +45,6 @@ class PromptEncoder:
         Raises:
             Unavailable: if a control token is not in the vocabulary, or the tokenizer's format has no aliases.
         """
-        if getattr(tokenizer, "backend_tokenizer", None) is None:
-            raise Unavailable("the model's tokenizer has no tokenizer.json: convert it with transformers first")
         self._tokenizer = tokenizer
         template = tokenizer.chat_template
         self._template: str | None = (template.get("default") if isinstance(template, dict) else template) or None
@@ -84,23 +82,21 @@ class PromptEncoder:
 
     @classmethod
     def load(cls, model_path: Path, control_tokens: Sequence[str] = ()) -> "PromptEncoder":
-        """Read the tokenizer of a model folder. Code that the folder brings is never run.
+        """Read the tokenizer of a model folder.
 
         Raises:
-            Unavailable: if the tokenizer cannot be used.
+            Unavailable: if it cannot be used.
         """
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False, local_files_only=True)
-        except Exception as error:  # transformers raises what it likes here
-            reason = " ".join(str(error).split())[:200]
-            raise Unavailable(f"the tokenizer in {model_path} cannot be loaded: {reason}. Check the folder") from error
-        return cls(tokenizer, control_tokens)
+        return cls(load_tokenizer(model_path), control_tokens)
 
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    @property
+    def decoder(self) -> Any:
+        """The model's own `tokenizers.Tokenizer`, control tokens and all: for ids that the model made."""
+        return self._tokenizer.backend_tokenizer
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Render the messages with the model's chat template, ready for the answer, and encode them.
@@ -209,6 +205,24 @@ class PromptEncoder:
             for token in guarded
             for before, after in sides
         )
+
+
+def load_tokenizer(model_path: Path) -> Any:
+    """Read the tokenizer of a model folder. Code that the folder brings is never run.
+
+    Raises:
+        Unavailable: if it cannot be used.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers raises what it likes here
+        reason = " ".join(str(error).split())[:200]
+        raise Unavailable(f"the tokenizer in {model_path} cannot be loaded: {reason}. Check the folder") from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise Unavailable("the model's tokenizer has no tokenizer.json: convert it with transformers first")
+    return tokenizer
 
 
 def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

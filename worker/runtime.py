@@ -20,6 +20,7 @@ from jobs import doorbell, ending, leases, parts, service
 from jobs.errors import ForqError, Unavailable
 from jobs.settings import Settings
 from worker.engine import VllmBackend, prepare_environment
+from worker.forking import load_encoder
 from worker.heartbeat import Heartbeat
 from worker.models import resolve_model
 from worker.prompts import PromptEncoder
@@ -74,9 +75,9 @@ class WorkerProcess:
         except Unavailable as error:
             self._fail_waiting_jobs(str(error))
             raise
-        encoder = PromptEncoder.load(files.path, self._alias.control_tokens)
-        log.info("engine_starting", model=self._model, path=files.source)
-        backend = VllmBackend(self._alias, str(files.path))
+        encoder, forking = load_encoder(self._alias, files.path)
+        log.info("engine_starting", model=self._model, path=files.source, forks=forking is not None)
+        backend = VllmBackend(self._alias, str(files.path), forking)
         backend.start()
         facts = backend.facts
         log.info("engine_ready", blocks=facts.num_blocks, block_size=facts.block_size, context=facts.max_model_len)

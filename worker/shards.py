@@ -17,15 +17,16 @@ import structlog
 
 from db.session import Database
 from db.states import JobState
-from jobs import leases, results
+from jobs import ending, leases, results
 from jobs.errors import LeaseLost
 from jobs.leases import Lease, Renewal
 from jobs.results import PendingRow, RowResult
 from jobs.settings import Settings
-from worker.backend import Backend, EngineDead, Finished, Refused
+from worker.backend import Backend, Decoding, EngineDead, Finished, Refused
 from worker.database_retry import retrying
 from worker.gate import EngineGate
 from worker.generation import RowInFlight, prepare, result_of
+from worker.in_flight import RowsInFlight
 from worker.prompts import PromptEncoder
 
 FLUSH_ROWS = 256
@@ -34,29 +35,6 @@ POLL_S = 0.2
 """How often a waiting loop looks at stop, cancellation and lost leases."""
 
 log = structlog.get_logger()
-
-
-class RowsInFlight:
-    """Counts the rows inside the engine, and lets loops wait until there is room for another shard."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._num_rows = 0
-        self._changed = threading.Condition()
-
-    def add(self, num_rows: int) -> None:
-        with self._changed:
-            self._num_rows += num_rows
-            if self._num_rows < self.limit:
-                self._changed.notify()
-
-    @property
-    def has_room(self) -> bool:
-        return self._num_rows < self.limit
-
-    def wait_for_room(self, timeout_s: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self.has_room, timeout_s)
 
 
 @dataclass
@@ -117,16 +95,23 @@ class ShardLoop:
                 if not self.rows_in_flight.has_room:
                     continue
                 try:
-                    lease = leases.acquire(self._database, self._model, self._owner, self._settings.queue.lease_s)
+                    lease = self._acquire()
                 except retrying.errors as error:
                     log.warning("database_unreachable", doing="lease", reason=type(error).__name__)
                     return None  # the poller asks again
                 if lease is not None:
                     with self._known_lock:
                         self._known.add((lease.shard_id, lease.token))
-                    self.rows_in_flight.add(lease.end_row - lease.start_row)
+                    self.rows_in_flight.add(lease, lease.end_row - lease.start_row)
                 return lease
         return None
+
+    def _acquire(self) -> Lease | None:
+        """Lease a shard; of a job that has its share of the rows here, only when no other job waits."""
+        acquire = partial(leases.acquire, self._database, self._model, self._owner, self._settings.queue.lease_s)
+        at_their_share = self.rows_in_flight.jobs_at_their_share()
+        lease = acquire(passing_over=at_their_share)
+        return acquire() if lease is None and at_their_share else lease
 
     def _run(self, lease: Lease) -> None:
         """Run one leased shard to its end, or give it back."""
@@ -154,6 +139,10 @@ class ShardLoop:
             leases.release(self._database, lease, crashed=crashed)
 
     @property
+    def model(self) -> str:
+        return self._model
+
+    @property
     def database(self) -> Database:
         return self._database
 
@@ -165,9 +154,13 @@ class ShardLoop:
     def backend(self) -> Backend:
         return self._backend
 
-    def prepare(self, row: PendingRow, lease: Lease) -> RowInFlight | RowResult:
+    @property
+    def encoder(self) -> PromptEncoder:
+        return self._encoder
+
+    def prepare(self, row: PendingRow, lease: Lease, decoding: Decoding) -> RowInFlight | RowResult:
         default = self._settings.model(self._model).default_max_tokens
-        return prepare(row, self._encoder, self._backend.facts, default, f"{lease.shard_id}.{lease.token}")
+        return prepare(row, self._encoder, self._backend.facts, default, f"{lease.shard_id}.{lease.token}", decoding)
 
 
 class _Shard:
@@ -184,12 +177,17 @@ class _Shard:
         self._flushed_at = time.monotonic()
         self._counted = lease.end_row - lease.start_row
         self._is_inside = False
+        self._decoding = Decoding()
 
     def run(self) -> None:
         work = retrying.call(self._loop.control.stopping, lambda: results.load(self._loop.database, self._lease))
         self._uncount(self._counted - len(work.rows))
         if work.job_state == JobState.CANCELLING:
             leases.abandon(self._loop.database, self._lease)
+            return
+        self._decoding = _decoding_of(work, self._lease)
+        if self._decoding.forks and not self._loop.backend.facts.can_fork:
+            self._call(self._fail_job)
             return
         log.info("shard_started", lease=str(self._lease), rows=len(work.rows))
         suspect = self._lease.attempts >= self._loop.settings.queue.max_attempts
@@ -208,6 +206,17 @@ class _Shard:
         if self._is_inside:
             self._loop.gate.leave()
         self._uncount(self._counted)
+
+    def _fail_job(self) -> None:
+        """Every row would fail alike: the job cannot run at all."""
+        model = self._loop.model
+        reason = (
+            f"decoding is apar, but the worker's model {model!r} has no control tokens: name fork_token and "
+            f"child_token in [models.{model}] of the worker's forq.toml, restart it and retry the job"
+        )
+        ending.fail_job(self._loop.database, self._lease.job_id, reason)
+        leases.release(self._loop.database, self._lease)  # where the job was cancelled meanwhile, and did not fail
+        log.warning("job_failed", lease=str(self._lease), reason=reason)
 
     def _run_together(self, rows: list[PendingRow]) -> bool:
         for row in rows:
@@ -234,7 +243,7 @@ class _Shard:
         return self._collect()
 
     def _start(self, row: PendingRow) -> None:
-        prepared = self._loop.prepare(row, self._lease)
+        prepared = self._loop.prepare(row, self._lease, self._decoding)
         if isinstance(prepared, RowResult):
             self._end(prepared)
             return
@@ -272,7 +281,7 @@ class _Shard:
             if others:
                 self._loop.backend.abort(others)
             del self._in_flight[in_flight.row.request_id]
-            self._end(result_of(in_flight, self._loop.backend.facts))
+            self._end(result_of(in_flight, self._loop.encoder))
 
     def _end(self, result: RowResult) -> None:
         self._unwritten.append(result)
@@ -311,4 +320,9 @@ class _Shard:
     def _uncount(self, num_rows: int) -> None:
         if num_rows:
             self._counted -= num_rows
-            self._loop.rows_in_flight.add(-num_rows)
+            self._loop.rows_in_flight.add(self._lease, -num_rows)
+
+
+def _decoding_of(work: results.ShardWork, lease: Lease) -> Decoding:
+    forks = work.decoding == "apar"
+    return Decoding(forks) if work.kv_share is None else Decoding(forks, lease.job_id, work.kv_share)

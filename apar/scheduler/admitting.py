@@ -1,13 +1,15 @@
 """Before a step: who starts, in what order, and what a fresh child finds in the cache (fork by copy)."""
 
+import time
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from apar import admission
+from apar.scheduler.copying import Hit
 from apar.scheduler.group import Thread
 from apar.scheduler.keeping import GroupKeeping
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     pass
 
 logger = init_logger(__name__)
+_order = attrgetter("order")
 
 
 class Admitting(GroupKeeping):
@@ -54,25 +57,30 @@ class Admitting(GroupKeeping):
             self.waiting.add_request(request)
 
     def _admit(self) -> None:
-        room = admission.Room(
+        pools = self._pools() if self._num_sharing else {}
+        waiting_pools = set(self._waiting_threads.shares()) if pools else set()
+
+        def contended(pool: str) -> bool:
+            return bool(waiting_pools - {pool})
+
+        if any([self._shrink(name, use, contended(name)) for name, use in pools.items()]):
+            pools = self._pools()
+        room = self._room()
+        candidates = self._waiting_threads.candidates(max(room.max_running - room.num_running, 0))
+        # What this very step has preempted stays out of it: the model runner takes it for a running request still.
+        ready = (thread for thread in candidates if thread.preempted_step < self._scheduling_step)
+        chosen = self._without_split_seeds(admission.admit(room, ready, self._need, pools, contended))
+        for thread in chosen:
+            self._waiting_threads.discard(thread)
+            self.waiting.add_request(thread.request)
+
+    def _room(self) -> admission.Room:
+        return admission.Room(
             self._num_blocks,
             self.kv_cache_manager.block_pool.get_num_free_blocks(),
             len(self.running),
             self.max_num_active_reqs,
         )
-        pools = self._pools()
-        waiting_pools = self._waiting_threads.pools() if pools else set()
-
-        def contended(pool: str) -> bool:
-            return bool(waiting_pools - {pool})
-
-        for name, use in pools.items():
-            self._shrink(name, admission.surplus(room, use, contended(name)))
-        candidates = self._waiting_threads.candidates(max(room.max_running - room.num_running, 0))
-        chosen = self._without_split_seeds(admission.admit(room, candidates, self._need, pools, contended))
-        self._waiting_threads.remove(chosen)
-        for thread in chosen:
-            self.waiting.add_request(thread.request)
 
     def _need(self, thread: Thread) -> int:
         """Blocks that a thread would take from the free ones if it started now."""
@@ -91,39 +99,40 @@ class Admitting(GroupKeeping):
         return num_blocks
 
     def _pools(self) -> dict[str, admission.PoolUse]:
-        """What the pools with a share below the whole budget hold now."""
-        uses: dict[str, admission.PoolUse] = {}
+        """What the pools with a share below the whole budget hold, what this step adds included."""
+        uses = {
+            pool: admission.PoolUse(share)
+            for pool, share in self._waiting_threads.shares().items()
+            if pool is not None and share < 1
+        }
         blocks: dict[str, set[int]] = {}
-        for group in self._groups.values():
-            pool = group.options.pool
-            if pool is None or group.options.pool_share >= 1:
+        for request in self.running:
+            thread = self._threads.get(request.request_id)
+            if thread is None or thread.pool is None or (share := thread.group.options.pool_share) >= 1:
                 continue
-            use = uses.setdefault(pool, admission.PoolUse(group.options.pool_share))
-            for thread in group.threads:
-                if thread.running:
-                    use.num_running += 1
-                    blocks.setdefault(pool, set()).update(self._block_ids(thread.request))
-        for pool, held in blocks.items():
-            uses[pool].num_blocks = len(held)
+            use = uses.setdefault(thread.pool, admission.PoolUse(share))
+            use.num_running += 1
+            held = self._block_ids(request)
+            use.num_blocks += max(0, -(-request.num_tokens // self.block_size) - len(held))
+            blocks.setdefault(thread.pool, set()).update(held)
+        for pool, distinct in blocks.items():
+            uses[pool].num_blocks += len(distinct)
         return uses
 
-    def _shrink(self, pool: str, num_blocks: int) -> None:
-        """Preempt a pool's youngest threads until it has given back so many blocks; one thread stays."""
-        mine = sorted(
-            (
-                thread
-                for request in self.running
-                if (thread := self._threads.get(request.request_id)) and thread.pool == pool
-            ),
-            key=lambda thread: thread.order,
-        )
-        before = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        while len(mine) > 1 and self.kv_cache_manager.block_pool.get_num_free_blocks() - before < num_blocks:
+    def _shrink(self, pool: str, use: admission.PoolUse, contended: bool) -> bool:
+        """Preempt a pool's youngest threads until it has given back what is over its share; one thread stays."""
+        surplus = admission.surplus(self._room(), use, contended)
+        if not surplus:
+            return False
+        threads = [self._threads.get(request.request_id) for request in self.running]
+        mine = sorted((thread for thread in threads if thread and thread.pool == pool), key=_order)
+        before = self._room().num_free_blocks
+        while len(mine) > 1 and self._room().num_free_blocks - before < surplus:
             thread = mine.pop()
             self.running.remove(thread.request)
-            self._preempt_request(thread.request, 0.0)
-        if self.waiting:
-            self._take_waiting()
+            self._preempt_request(thread.request, time.monotonic())
+        self._take_waiting()
+        return True
 
     def _without_split_seeds(self, chosen: list[Thread]) -> list[Thread]:
         """Hold back a seeded request whose prefill this step would split, where a generator cannot be wound back.
@@ -150,6 +159,7 @@ class Admitting(GroupKeeping):
                         request.num_tokens,
                     )
                     self.grammar_compile_error_reqs.add(thread.group.request_id)
+                    room += request.num_tokens - num_hit
                     continue
                 break
             kept.append(thread)
@@ -193,48 +203,11 @@ class Admitting(GroupKeeping):
             thread.count_recomputed()
             thread.num_computed_before = max(thread.num_computed_before, request.num_computed_tokens)
             thread.running = False
+            thread.preempted_step = self._scheduling_step
             group.num_running -= 1
         super()._preempt_request(request, timestamp, drop_stale_output)
 
-    # A child's start: fork by copy
-
-    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
-        """The ordinary look-up, or the blocks of a living thread with the same path, where those reach further.
-
-        A hit that ends inside a block makes vLLM copy that block for the new request: the paper's "at most one".
-        """
-        found: tuple[KVCacheBlocks, int, int, bool] = super()._get_local_prefix_cache_hit(request)
+    def _get_local_prefix_cache_hit(self, request: Request) -> Hit:
+        hit: Hit = super()._get_local_prefix_cache_hit(request)
         thread = self._threads.get(request.request_id)
-        if thread is None or thread.parent is None or not self._copies_blocks:
-            return found
-        # Whoever samples [Fork] has the keys and values of everything before it, but not yet of [Fork] itself.
-        num_shared = thread.shared - 1
-        if found[1] >= num_shared or (holder := self._holder(thread, num_shared)) is None:
-            return found
-        held = self.kv_cache_manager.get_blocks(holder.request.request_id).blocks
-        num_blocks = -(-num_shared // self.block_size)
-        return (
-            self.kv_cache_manager.create_kv_cache_blocks(tuple(group[:num_blocks] for group in held)),
-            num_shared,
-            0,
-            False,
-        )
-
-    def _holder(self, thread: Thread, num_positions: int) -> Thread | None:
-        """A running thread of the group that has the first so many positions of this thread's path in its blocks.
-
-        That is the parent, or a thread that branched off the parent's path at or behind this fork, or below one that
-        did. One that has started in this very step is none: the copy of its own partial block is still to come.
-        """
-        on_path = {thread.parent}
-        for other in thread.group.threads:
-            if other.parent in on_path and other is not thread and other.shared > num_positions:
-                on_path.add(other)
-            if (
-                other in on_path
-                and other.running
-                and other.started_step < self._scheduling_step
-                and other.request.num_computed_tokens >= num_positions
-            ):
-                return other
-        return None
+        return hit if thread is None else self._partial_blocks.extend(thread, hit, self._scheduling_step)

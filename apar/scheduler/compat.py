@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import vllm
 
+from apar.options import ControlTokens, OptionError
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -46,3 +48,14 @@ def check_engine(config: "VllmConfig") -> None:
     for present, name, reason in refused:
         if present:
             raise UnsupportedEngine(f"the forking scheduler does not work with {name}, {reason}: leave one of them out")
+
+
+def check_vocabulary(control: ControlTokens | None, vocab_size: int) -> None:
+    """Refuse control tokens that the model does not have: banning them would write outside its logits.
+
+    Raises:
+        OptionError
+    """
+    for name, token_id in (("fork", control.fork), ("child", control.child)) if control else ():
+        if token_id >= vocab_size:
+            raise OptionError(f"{name}_token_id is {token_id}: the model's vocabulary has {vocab_size} tokens, from 0")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import Request
 
+from apar.admission import Start
 from apar.options import ControlTokens, ForkLimits, RequestOptions, child_seed
 from apar.receipt import Holding, Receipt
 from apar.tree import Node, ParagraphTree
@@ -46,6 +47,8 @@ class Thread:
     """Scheduler step of its latest start; 0 before the first."""
     started_at: int = 0
     """Positions found in the cache at its latest start."""
+    preempted_step: int = 0
+    """Scheduler step of its latest preemption."""
     num_computed_before: int = 0
     """Positions whose keys and values had been computed before the latest preemption."""
 
@@ -53,6 +56,12 @@ class Thread:
     def order(self) -> tuple[int, int, int]:
         """Who goes first: the older group, then the earlier fork."""
         return (*self.group.order, self.number)
+
+    @property
+    def start(self) -> Start:
+        if self.started_step == 0 and self.parent is None:
+            return Start.FRESH
+        return Start.FORK if self.started_step == 0 and self.parent and self.parent.running else Start.RESUMED
 
     @property
     def pool(self) -> str | None:
@@ -98,8 +107,14 @@ class Group:
         request_id: str = self.root.request.request_id
         return request_id
 
+    def sampled_in(self, step: int) -> None:
+        """Note an engine step that sampled a token of this group."""
+        if self.first_step is None:
+            self.first_step = step
+        self.last_step = step
+
     def plant(self, num_emitted: int) -> ParagraphTree:
-        """Start the tree at the first fork, with what the root thread has put out until now."""
+        """Start the tree at the first fork, with what the root thread has put out in earlier steps."""
         self.tree = ParagraphTree(self.max_tokens, self.limits.max_forks)
         self.root.node = self.tree.root
         self.tree.already_emitted(num_emitted, self.first_step, self.last_step)

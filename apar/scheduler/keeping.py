@@ -9,7 +9,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from apar.options import OptionError, RequestOptions, engine_options, request_options
 from apar.receipt import Holding
-from apar.scheduler.compat import check_engine, check_version
+from apar.scheduler.compat import check_engine, check_version, check_vocabulary
+from apar.scheduler.copying import PartialBlocks
 from apar.scheduler.group import Group, Thread, ban, new_group
 from apar.scheduler.waiting import WaitingThreads
 
@@ -33,6 +34,7 @@ class GroupKeeping(Base):  # type: ignore[misc]
             getattr(config.model_config.hf_config, "apar", None), (config.additional_config or {}).get("apar")
         )
         self._control = options.control
+        check_vocabulary(options.control, config.model_config.get_vocab_size())
         self._fork_id = -1 if options.control is None else options.control.fork
         self._limits = options.limits
         self._eos_ids = _eos_ids(config)
@@ -42,12 +44,14 @@ class GroupKeeping(Base):  # type: ignore[misc]
         """By the id of their vLLM request; only those that have not ended."""
         self._waiting_threads = WaitingThreads()
         self._arrivals = 0
+        self._num_sharing = 0
+        """Groups whose pool may hold a part of the budget only."""
         self._scheduling_step = 0
         self._output_step = 0
         self._unsorted = False
         self._touched: dict[Group, None] = {}
         """Groups whose threads stopped or wrote something in the step that is being processed."""
-        self._copies_blocks = _copies_blocks(self)
+        self._partial_blocks = PartialBlocks(self)
         self._cannot_rewind = config.device_config.device_type == "cpu"
         num_blocks = self.cache_config.num_gpu_blocks
         assert num_blocks
@@ -84,6 +88,7 @@ class GroupKeeping(Base):  # type: ignore[misc]
         group = new_group(request, (priority, self._arrivals), options, limits, may_fork)
         self._arrivals += 1
         self._groups[request.request_id] = group
+        self._num_sharing += options.pool_share < 1
         self._threads[request.request_id] = group.root
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
@@ -99,12 +104,16 @@ class GroupKeeping(Base):  # type: ignore[misc]
         finished = super().finish_requests(ids, finished_status)
         others = [request for request in finished if request.request_id not in self._threads]
         for group in groups:
+            # The root thread may have ended well long ago; its request has not.
+            group.root.request.status = finished_status
             self._forget(group)
         # Callers speak of requests: children are none.
         return [*others, *(group.root.request for group in groups)]
 
     def _forget(self, group: Group) -> None:
-        self._groups.pop(group.request_id, None)
+        if self._groups.pop(group.request_id, None) is None:
+            return
+        self._num_sharing -= group.options.pool_share < 1
         for thread in group.threads:
             self._threads.pop(thread.request.request_id, None)
         self._touched.pop(group, None)
@@ -180,16 +189,3 @@ def _eos_ids(config: Any) -> frozenset[int]:
     for value in (said, named):
         ids.update([value] if isinstance(value, int) else value or [])
     return frozenset(ids)
-
-
-def _copies_blocks(scheduler: Any) -> bool:
-    """Whether a hit may end inside a block: with the prefix cache on, and plain attention in every layer."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-    groups = scheduler.kv_cache_config.kv_cache_groups
-    return (
-        bool(scheduler.cache_config.enable_prefix_caching)
-        and len(groups) == 1
-        and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
-        and groups[0].kv_cache_spec.block_size == scheduler.block_size
-    )

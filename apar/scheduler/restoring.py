@@ -19,7 +19,14 @@ class Restoring(GroupKeeping):
     ) -> tuple[list[int], bool]:
         if self._fork_id in new_token_ids:
             # vLLM compares a thread's own tokens with `max_tokens`; control tokens are no output.
-            request.max_tokens += new_token_ids.count(self._fork_id)
+            room = request.max_tokens - request.num_output_tokens
+            for token in new_token_ids:
+                if room <= 0:
+                    break  # drafts went beyond the last token: a [Fork] there is none
+                if token == self._fork_id:
+                    request.max_tokens += 1
+                else:
+                    room -= 1
         kept: tuple[list[int], bool] = super()._update_request_with_output(request, new_token_ids, is_stale)
         return kept
 
@@ -48,11 +55,9 @@ class Restoring(GroupKeeping):
                 plain.append(output)
                 continue
             group = thread.group
-            if group.first_step is None:
-                group.first_step = step
-            group.last_step = step
             if group.tree is None and not (group.may_fork and fork_id in output.new_token_ids):
                 plain.append(output)
+                group.sampled_in(step)
                 if output.finish_reason is not None:
                     self._finish_plain(group, output)
                 elif group.sends_receipts:
@@ -60,6 +65,7 @@ class Restoring(GroupKeeping):
                     output.kv_transfer_params = {"apar": group.report(thread.request.num_output_tokens)}
             else:
                 self._take(thread, output)
+                group.sampled_in(step)
         return plain
 
     def _finish_plain(self, group: Group, output: EngineCoreOutput) -> None:
@@ -86,7 +92,7 @@ class Restoring(GroupKeeping):
                 return  # the output has ended before this place; the thread is about to be stopped
             if token != self._fork_id:
                 tree.append(node, token, self._output_step, row)
-            elif thread.depth < group.limits.max_depth and (reason is None or path_length < thread.request.num_tokens):
+            elif thread.depth < group.limits.max_depth:
                 self._fork(thread, path_length)
         if reason is None:
             return
@@ -107,12 +113,14 @@ class Restoring(GroupKeeping):
         assert self._control is not None
         assert thread.node is not None
         detail, thread.node = group.tree.fork(thread.node, len(group.threads), self._output_step)
-        if path_length + 1 >= self.max_model_len:
-            group.tree.close(detail, LENGTH)
-            return
         child = fork(
             thread, path_length, self._control, detail, biased=self._by_bias, hash_block_size=self.hash_block_size
         )
+        if child.request.num_tokens >= self.max_model_len:
+            # No room for a single token: the output ends here, as it does where any thread meets the model's length.
+            group.tree.close(detail, LENGTH)
+            child.finished = True
+            return
         self._threads[child.request.request_id] = child
         self.requests[child.request.request_id] = child.request
         self._waiting_threads.add(child)
@@ -144,4 +152,5 @@ class Restoring(GroupKeeping):
         ended = {id(node) for node in nodes}
         ids = [t.request.request_id for t in group.threads if not t.finished and id(t.node) in ended]
         if ids:
-            super().finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+            # vLLM's own: ours takes ids for whole requests.
+            super(GroupKeeping, self).finish_requests(ids, RequestStatus.FINISHED_ABORTED)

@@ -1,16 +1,17 @@
 """Threads that wait for room, oldest first, in two lines: started requests before fresh ones."""
 
-from bisect import insort
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter
 
-from apar.scheduler.group import Thread
+from apar.scheduler.group import Group, Thread
 
 _order = attrgetter("order")
 
 
 class WaitingThreads:
-    """Keeps the order; a thread whose request has ended meanwhile is dropped when it is met."""
+    """Keeps the order. A thread has one place, from `add` to `discard`."""
 
     def __init__(self) -> None:
         self._started: list[Thread] = []
@@ -25,43 +26,38 @@ class WaitingThreads:
         assert not thread.held
         thread.held = True
         self._num_waiting += 1
-        fresh = thread.parent is None and thread.started_step == 0
-        insort(self._fresh.setdefault(thread.pool, []) if fresh else self._started, thread, key=_order)
+        insort(self._line(thread), thread, key=_order)
 
     def discard(self, thread: Thread) -> None:
-        """Take a thread out of the count; its place in line goes when it is met."""
-        if thread.held:
-            thread.held = False
-            self._num_waiting -= 1
+        """Take a thread out of line, if it stands there."""
+        if not thread.held:
+            return
+        line = self._line(thread)
+        place = bisect_left(line, thread.order, key=_order)
+        assert line[place] is thread
+        del line[place]
+        if not line and line is not self._started:
+            del self._fresh[thread.pool]
+        thread.held = False
+        self._num_waiting -= 1
 
-    def remove(self, threads: list[Thread]) -> None:
-        for thread in threads:
-            self.discard(thread)
-        if self._num_waiting == 0:
-            self._started.clear()
-            self._fresh.clear()
-
-    def pools(self) -> set[str | None]:
-        """Pools with somebody waiting."""
-        waiting = {thread.pool for thread in self._started if thread.held}
-        return waiting | {pool for pool, line in self._fresh.items() if any(thread.held for thread in line)}
+    def shares(self) -> dict[str | None, float]:
+        """Pools with somebody who waits for room, and the share of each."""
+        waiting = [thread for thread in self._started if thread.group.num_running < thread.group.limits.max_width]
+        waiting.extend(line[0] for line in self._fresh.values())
+        return {thread.pool: thread.group.options.pool_share for thread in waiting}
 
     def candidates(self, most: int) -> Iterator[Thread]:
-        """The next to go, in order; at most `most` of each pool's fresh requests."""
-        self._started = [thread for thread in self._started if thread.held]
-        yield from [thread for thread in self._started if _has_width(thread)]
-        heads = []
-        for line in self._fresh.values():
-            gone = 0
-            while gone < len(line) and not line[gone].held:
-                gone += 1
-            del line[:gone]
-            heads.append([thread for thread in line[:most] if thread.held])
-        if len(heads) == 1:
-            yield from heads[0]
-        else:
-            yield from sorted((thread for head in heads for thread in head), key=_order)
+        """The next to go, in order: no more of a group than its width allows, and `most` fresh ones of each pool."""
+        offered: Counter[Group] = Counter()
+        for thread in self._started:
+            group = thread.group
+            if group.num_running + offered[group] < group.limits.max_width:
+                offered[group] += 1
+                yield thread
+        heads = [line[:most] for line in self._fresh.values()]
+        yield from heads[0] if len(heads) == 1 else sorted((thread for head in heads for thread in head), key=_order)
 
-
-def _has_width(thread: Thread) -> bool:
-    return thread.group.num_running < thread.group.limits.max_width
+    def _line(self, thread: Thread) -> list[Thread]:
+        fresh = thread.parent is None and thread.started_step == 0
+        return self._fresh.setdefault(thread.pool, []) if fresh else self._started

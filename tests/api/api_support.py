@@ -50,7 +50,7 @@ def finish_shard(database: Database, *, failing: tuple[int, ...] = (), model: st
     lease = leases.acquire(database, model, "OWNER", 60.0)
     assert lease is not None
     rows = results.load(database, lease).rows
-    sample = SampleResult("an answer", "stop", 5, 3, STATS, (Node(0, None, "root", 0, 0, 3, 0, 2),))
+    sample = SampleResult("an answer", "stop", 5, 3, STATS, (Node(0, None, "root", 0, 0, 3, 0, 2, 0, 9),))
     ended = [
         RowResult(row.request_id, error_code="engine_error", error="it broke")
         if row.row_index in failing

@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +13,15 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cli_support import Forq
 
 from db.session import Database
 from db.upgrade import downgrade, upgrade
-from jobs.cli import COMMANDS, forq, main
+from jobs.cli import COMMANDS, forq
 from jobs.lazy_group import LazyGroup
-from jobs.settings import get_settings
 
-HEAVY = ("torch", "vllm", "transformers")
+HEAVY = ("torch", "vllm", "transformers", "matplotlib")
 NO_JOB = "01JDQXK8V0E3M5T9ZB4W6Y7N2A"
-
-
-@dataclass
-class Result:
-    exit_code: int
-    out: str
-    err: str
-
-
-Forq = Callable[..., Result]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty FORQ_HOME, and a working folder without a forq.toml."""
-    for name in [name for name in os.environ if name.startswith("FORQ_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("FORQ_HOME", str(tmp_path / "home"))
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    get_settings.cache_clear()
-    yield tmp_path / "home"
-    get_settings.cache_clear()
-
-
-@pytest.fixture
-def run(home: Path, capsys: pytest.CaptureFixture[str]) -> Forq:
-    """Run a command as the installed script would, in this process."""
-
-    def call(*args: str) -> Result:
-        get_settings.cache_clear()
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            main([str(arg) for arg in args])
-        out, err = capsys.readouterr()
-        return Result(int(exit_.value.code or 0), out, err)
-
-    return call
-
-
-@pytest.fixture
-def prompts(home: Path) -> Path:
-    path = Path("prompts.parquet").absolute()
-    pq.write_table(pa.table({"prompt": ["one", "two", "three"], "number": [1, 2, 3]}), path)
-    return path
 
 
 def run_apart(code: str, home: Path, *args: str) -> str:
@@ -125,7 +78,14 @@ def test_help_imports_nothing_heavy(home: Path) -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [("submit", "prompts.parquet"), ("status", NO_JOB), ("list",), ("worker", "--help"), ("check", "--help")],
+    [
+        ("submit", "prompts.parquet"),
+        ("status", NO_JOB),
+        ("list",),
+        ("show", NO_JOB, "0"),
+        ("worker", "--help"),
+        ("check", "--help"),
+    ],
     ids=lambda args: args[0],
 )
 def test_a_laptop_without_an_engine_can_submit_and_ask(home: Path, prompts: Path, args: tuple[str, ...]) -> None:
@@ -185,9 +145,12 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "negative seed": (("submit", "prompts.parquet", "--seed", "-1"), "seed is -1"),
     "priority beyond reason": (("submit", "prompts.parquet", "--priority", "9999999"), "between -1000 and 1000"),
     "a name with control characters": (("submit", "prompts.parquet", "--name", "a\x1b[2Jb"), "control characters"),
-    "apar": (("submit", "prompts.parquet", "--decoding", "apar"), "no forking engine yet"),
-    "unknown decoding": (("submit", "prompts.parquet", "--decoding", "beam"), "use 'ar'"),
-    "a share of the KV budget": (("submit", "prompts.parquet", "--kv-share", "0.5"), "leave it out"),
+    "apar of a model that does not fork": (
+        ("submit", "prompts.parquet", "--decoding", "apar"), "name fork_token and child_token in [models.smollm2-135m]"
+    ),
+    "unknown decoding": (("submit", "prompts.parquet", "--decoding", "beam"), "use apar or ar"),
+    "no share of the KV budget": (("submit", "prompts.parquet", "--kv-share", "0"), "above 0 and at most 1"),
+    "more than the KV budget": (("submit", "prompts.parquet", "--kv-share", "1.5"), "--kv-share is 1.5"),
     "no such template": (("submit", "prompts.parquet", "--template", "nowhere.j2"), "cannot be read"),
     "a template with an unknown column": (("submit", "prompts.parquet", "--template", "t.j2"), "uses nope"),
     "a template that does not parse": (("submit", "prompts.parquet", "--template", "bad.j2"), "does not parse"),
@@ -202,7 +165,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "no such job to export": (("export", NO_JOB, "out.parquet"), "no job"),
     "no such job to show": (("show", NO_JOB, "0"), "no job"),
     "no such job's receipt": (("stats", NO_JOB), "no job"),
-    "an svg": (("show", NO_JOB, "0", "--svg", "x.svg"), "leave it out"),
+    "no such job to draw": (("show", NO_JOB, "0", "--svg", "x.svg"), "no job"),
     "a state that does not exist": (("list", "--state", "done"), "use one of queued, running"),
     "a list without limit": (("list", "--limit", "0"), "between 1 and 1000"),
     "a worker for an unknown model": (("worker", "--model", "gpt-9"), "known aliases"),
@@ -278,6 +241,10 @@ CONFIGURATIONS = {
     "a budget without a unit": ("[models.m]\npath = '/m'\nkv_budget = 1024", "write it like '256 MiB'"),
     "an alias in capitals": ("[models.'Big Model']\npath = '/m'", "lower-case letters"),
     "not TOML": ("models = [", "cannot be read"),
+    "one control token": ("[models.m]\npath = '/m'\nfork_token = '[F]'", "name both or neither"),
+    "one control token twice": ("[models.m]\nfork_token = 'x'\nchild_token = 'x'", "they are two tokens"),
+    "threads of nothing": ("[models.m.forks]\nmax_width = 0", "models.m.forks.max_width"),
+    "an unknown limit of forks": ("[models.m.forks]\nmax_with = 3", "models.m.forks.max_with"),
     "shards of no rows": ("[queue]\nshard_rows = 0", "greater than or equal to 1"),
     "an impossible port": ("api_port = 70000", "less than or equal to 65535"),
 }

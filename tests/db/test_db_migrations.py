@@ -144,3 +144,26 @@ def test_a_url_with_a_percent_sign_reaches_the_database(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'with%20percent.db'}"
     upgrade(url)
     assert "jobs" in tables_in(url)
+
+
+def test_answers_stored_before_trees_had_texts_get_their_one_nodes_text(empty_url: str) -> None:
+    upgrade(empty_url, "0002")
+    database = Database(empty_url)
+    text = "caf\u00e9 \U0001f345"  # six characters, in more bytes
+    with database.write() as connection:
+        for statement in (
+            "INSERT INTO jobs (id, state, model, decoding, sampling, mapping, source, data_key, priority, num_rows, "
+            "created_at) VALUES ('J', 'completed', 'm', 'ar', '{}', '{}', 'cli', 'k', 0, 1, '2026-01-01 00:00:00.0')",
+            "INSERT INTO requests (id, job_id, row_index, state) VALUES (1, 'J', 0, 'completed')",
+            "INSERT INTO outputs (request_id, sample, text, prompt_tokens, output_tokens) "
+            f"VALUES (1, 0, '{text}', 1, 9), (1, 1, '', 1, 1)",
+            'INSERT INTO thread_nodes (request_id, sample, node, kind, thread, start, "end", first_step, last_step) '
+            "VALUES (1, 0, 0, 'root', 0, 0, 9, 0, 8), (1, 1, 0, 'root', 0, 0, 1, 0, 0)",
+        ):
+            connection.exec_driver_sql(statement)
+    upgrade(empty_url)
+    with database.read() as connection:
+        nodes = connection.exec_driver_sql("SELECT text_start, text_end FROM thread_nodes ORDER BY sample").all()
+    assert [tuple(node) for node in nodes] == [(0, len(text)), (0, 0)]
+    downgrade(empty_url, "0002")
+    database.dispose()

@@ -20,7 +20,11 @@ LEASE_S = 60.0
 
 
 def settings_in(home: Path, *, shard_rows: int = 4) -> Settings:
-    return Settings(home=home, queue=QueueSettings(shard_rows=shard_rows), models={"other": ModelAlias(path=home)})
+    models = {
+        "other": ModelAlias(path=home),
+        "forking": ModelAlias(path=home, fork_token="[Fork]", child_token="[Child]"),
+    }
+    return Settings(home=home, queue=QueueSettings(shard_rows=shard_rows), models=models)
 
 
 def write_table(path: Path, columns: dict[str, Any] | pa.Table, **options: Any) -> Path:
@@ -53,9 +57,14 @@ def sample(answer: str, *, prompt_tokens: int = 3, output_tokens: int = 2, num_n
         sequential_attended_tokens=20,
         preemptions=0,
     )
+    # The first node has the whole text, or all of them a letter each, and the last one the rest.
+    ends = [*range(1, num_nodes), len(answer)]
     nodes = tuple(
-        results.Node(n, None if n == 0 else 0, "root" if n == 0 else "detail", n, n, n + 1, 0, output_tokens)
-        for n in range(num_nodes)
+        results.Node(
+            n, n - 1 if n else None, "root" if n == 0 else "detail" if n % 2 else "sibling", n, n, n + 1, 0,
+            output_tokens, n, end,
+        )
+        for n, end in enumerate(ends)
     )  # fmt: skip
     return results.SampleResult(answer, "stop", prompt_tokens, output_tokens, stats, nodes)
 

@@ -124,6 +124,7 @@ def test_trees_come_out_in_node_order_per_sample(database: Database, settings: S
     drain(database, with_trees)
     trees = exported(database, settings, job_id, with_trees=True)["forq_tree"].to_pylist()
     assert [tree and [node["node"] for node in tree] for tree in trees] == [[0], [0, 1], None, [0, 1, 2], [0, 1, 2, 3]]
+    assert [node["kind"] for node in trees[4]] == ["root", "detail", "sibling", "detail"]
     assert trees[1][1] == {
         "node": 1, "parent": 0, "kind": "detail", "thread": 1, "start": 1, "end": 2, "first_step": 0, "last_step": 2
     }  # fmt: skip

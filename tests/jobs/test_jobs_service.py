@@ -156,9 +156,10 @@ def test_a_rows_detail_has_its_samples_trees_and_statistics(database: Database, 
     assert list(second) == ["sample", "output", "finish_reason", "prompt_tokens", "output_tokens", "stats", "tree"]
     assert second["stats"]["threads"] == 3
     assert "request_id" not in second["stats"]
-    assert [(node["node"], node["parent"], node["kind"]) for node in second["tree"]] == [
-        (0, None, "root"), (1, 0, "detail"), (2, 0, "detail")
+    assert [(node["node"], node["parent"], node["kind"], node["text"]) for node in second["tree"]] == [
+        (0, None, "root", "s"), (1, 0, "detail", "e"), (2, 1, "sibling", "cond")
     ]  # fmt: skip
+    assert [(node["text_start"], node["text_end"]) for node in second["tree"]] == [(0, 1), (1, 2), (2, 6)]
     refused = service.request_detail(database, job_id, 1)
     assert (refused["state"], refused["error_code"], refused["samples"]) == ("failed", "empty_prompt", [])
 
@@ -167,7 +168,8 @@ def test_a_jobs_statistics_are_the_sums_over_its_samples(database: Database, set
     job_id = submit_rows(database, settings, 5, sampling={"n": 2})
     other = submit_rows(database, settings, 3)
     empty = service.job_stats(database, job_id)
-    assert (empty["num_samples"], empty["peak_ratio"], empty["steps_ratio"]) == (0, None, None)
+    assert (empty["num_samples"], empty["peak_ratio"], empty["steps_saved_percent"]) == (0, None, None)
+    assert (empty["mean_threads"], empty["forked_share"], empty["max_threads"]) == (None, None, 0)
     drain(
         database,
         lambda row: results.RowResult(
@@ -177,11 +179,14 @@ def test_a_jobs_statistics_are_the_sums_over_its_samples(database: Database, set
     stats = service.job_stats(database, job_id)
     tokens = 2 * (1 + 2 + 3 + 4 + 5)
     assert stats == {
-        "job_id": job_id, "state": "completed", "counts": {"total": 5, "completed": 5, "failed": 0, "cancelled": 0},
+        "job_id": job_id, "state": "completed", "decoding": "ar",
+        "counts": {"total": 5, "completed": 5, "failed": 0, "cancelled": 0},
         "num_samples": 10, "prompt_tokens": 30, "output_tokens": tokens, "max_width": 2, "threads": 15, "forks": 5,
+        "max_threads": 2, "forked_samples": 5, "mean_threads": 1.5, "forked_share": 0.5,
         "steps": tokens, "peak_cached_tokens": 30 + tokens, "peak_blocks": 10, "attended_tokens": 100,
         "sequential_peak_tokens": 30 + tokens, "sequential_attended_tokens": 200, "preemptions": 0,
         "sequential_steps": tokens, "peak_ratio": 1.0, "attended_ratio": 0.5, "steps_ratio": 1.0,
+        "peak_saved_percent": 0.0, "attended_saved_percent": 50.0, "steps_saved_percent": 0.0,
     }  # fmt: skip
     assert service.job_stats(database, other)["num_samples"] == 6
 
@@ -224,3 +229,12 @@ def test_a_job_that_stands_still_says_why(database: Database, settings: Settings
     assert service.job_status(database, job_id)["error"] == f"{NO_WORKER}; the last one ended with: out of memory"
     add_worker(database, 2)
     assert service.job_status(database, job_id)["error"] is None
+
+
+def test_an_answer_without_a_receipt_is_an_answer_all_the_same(database: Database, settings: Settings) -> None:
+    job_id = submit_rows(database, settings, 1)
+    bare = results.SampleResult("text", "stop", 3, 2, None, ())
+    drain(database, lambda row: results.RowResult(row.request_id, (bare,)))
+    (found,) = service.request_detail(database, job_id, 0)["samples"]
+    assert (found["output"], found["stats"], found["tree"]) == ("text", None, [])
+    assert service.job_stats(database, job_id)["num_samples"] == 0

@@ -9,12 +9,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import select
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
 
 from db.models import Job, Output, Request, RequestStats, Shard, ThreadNode
 from db.session import Database
 from jobs.settings import DEFAULT_MODEL, Settings
 from jobs.submit import SubmitOptions, submit_file
-from worker.backend import Done, EngineDead, EngineFacts, Finished, Refused, Sample
+from worker.backend import Done, EngineDead, EngineFacts, Finished, Receipt, Refused, Sample
+from worker.forking import read_receipt
 from worker.prompts import PromptError
 from worker.shards import ShardLoop
 
@@ -29,6 +33,13 @@ class NumberEncoder:
     def __init__(self, broken: Callable[[str], BaseException | None] = lambda text: None) -> None:
         self._broken = broken
 
+    @property
+    def decoder(self) -> Tokenizer:
+        """Knows the tokens of forked answers: "one", ":", " detail two", and an end without text."""
+        tokenizer = Tokenizer(WordLevel(vocab={"": 2, "one": 5, ":": 6, " detail two": 7}, unk_token=""))
+        tokenizer.decoder = Fuse()
+        return tokenizer
+
     def encode_prompt(self, text: str) -> list[int]:
         if (error := self._broken(text)) is not None:
             raise error
@@ -41,9 +52,12 @@ class ScriptedBackend:
     """Implements `worker.backend.Backend`. `script` answers a sample at once, or returns None to keep it running."""
 
     def __init__(
-        self, script: Callable[[Sample], Finished | Refused | None] = lambda sample: None, max_num_seqs: int = 64
+        self,
+        script: Callable[[Sample], Finished | Refused | None] = lambda sample: None,
+        max_num_seqs: int = 64,
+        can_fork: bool = False,
     ) -> None:
-        self._facts = EngineFacts("scripted", "1", BLOCK_SIZE, 16, 64, 64, max_num_seqs)
+        self._facts = EngineFacts("scripted", "1", BLOCK_SIZE, 16, 64, 64, max_num_seqs, can_fork)
         self._script = script
         self._failure: str | None = None
         self._changed = threading.Condition()
@@ -115,8 +129,25 @@ class ScriptedBackend:
         return sorted({sample.token_ids[0] for sample, _ in self._running.values()})
 
 
+def receipt(num_prompt_tokens: int, num_tokens: int, nodes: list[list[Any]] | None = None, **stats: int) -> Receipt:
+    """As the scheduler would report it; without nodes, of an answer of one thread."""
+    steps = max(num_tokens - 1, 0)
+    nodes = nodes or [[0, None, "root", 0, 0, num_tokens, 0, steps]]
+    threads = 1 + max(node[3] for node in nodes)
+    peak = num_prompt_tokens + steps
+    counted = {
+        "threads": threads, "forks": threads - 1, "max_width": threads, "steps": num_tokens, "preemptions": 0,
+        "peak_cached_tokens": peak, "peak_blocks": -(-peak // BLOCK_SIZE), "attended_tokens": 9,
+        "recomputed_tokens": 0, "fork_prefill_tokens": 0, "copied_forks": 0,
+    }  # fmt: skip
+    found = read_receipt({"version": 1, "stats": {**counted, **stats}, "nodes": nodes}, num_prompt_tokens, num_tokens)
+    assert found is not None
+    return found
+
+
 def answer(sample: Sample) -> Finished:
-    return Finished(sample.key, f"answer {sample.token_ids[0]}", "stop", 3, 3, 0)
+    text = f"answer {sample.token_ids[0]}"
+    return Finished(sample.key, text, "stop", (5, 6, 2), receipt(len(sample.token_ids), 3))
 
 
 def refuse(sample: Sample) -> Refused:
@@ -161,7 +192,7 @@ def submit(database: Database, settings: Settings, prompts: list[str] | int, **o
     settings.home.mkdir(parents=True, exist_ok=True)
     path = settings.home / "input.parquet"
     pq.write_table(pa.table({"prompt": texts}), path)
-    return submit_file(database, settings, path, SubmitOptions(model=DEFAULT_MODEL, **options)).job_id
+    return submit_file(database, settings, path, SubmitOptions(**{"model": DEFAULT_MODEL, **options})).job_id
 
 
 def job_of(database: Database, job_id: str) -> Any:

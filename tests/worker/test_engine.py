@@ -5,6 +5,7 @@ import itertools
 import queue
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +112,23 @@ def test_greedy_answers_are_those_of_transformers_alone_and_in_a_batch(asker: As
         ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False)
         expected = ids[0, prompt.shape[1] :]
         assert answer.text == tokenizer.decode(expected, skip_special_tokens=True)
-        assert answer.num_output_tokens == len(expected)
+        assert list(answer.token_ids) == expected.tolist()
         assert answer.finish_reason == ("stop" if expected[-1] == tokenizer.eos_token_id else "length")
 
 
 def test_a_token_a_step_when_nothing_is_in_the_way(asker: Asker) -> None:
-    (answer,) = asker.ask(asker.sample("Count to one hundred.", max_tokens=20))
-    assert (answer.num_output_tokens, answer.num_steps, answer.num_preemptions) == (20, 20, 0)
-    (answer,) = asker.ask(asker.sample("Count to one hundred.", max_tokens=1))
-    assert (answer.num_output_tokens, answer.num_steps) == (1, 1)
+    for number in (20, 1):
+        sample = asker.sample("Count to one hundred.", max_tokens=number)
+        (answer,) = asker.ask(sample)
+        prompt, attended = len(sample.token_ids), sum(len(sample.token_ids) + i for i in range(1, number + 1))
+        # The last token's own keys and values are never computed.
+        peak = prompt + number - 1
+        assert asdict(answer.receipt.stats) == {
+            "threads": 1, "forks": 0, "max_width": 1, "steps": number, "peak_cached_tokens": peak,
+            "peak_blocks": -(-peak // BLOCK_SIZE), "attended_tokens": attended,
+            "sequential_peak_tokens": prompt + number, "sequential_attended_tokens": attended, "preemptions": 0,
+        }  # fmt: skip
+        assert answer.receipt.spans == ((0, None, "root", 0, 0, number, 0, number - 1),)
 
 
 def test_requests_that_push_each_other_out_are_counted_and_all_answered(asker: Asker) -> None:
@@ -127,15 +136,16 @@ def test_requests_that_push_each_other_out_are_counted_and_all_answered(asker: A
     samples = [asker.sample(f"Tell me a long story about the number {n}.", max_tokens=100) for n in range(8)]
     answers = asker.ask(*samples)
     assert all(isinstance(answer, Finished) and answer.text for answer in answers)
-    assert sum(answer.num_preemptions for answer in answers) > 0
+    assert sum(answer.receipt.stats.preemptions for answer in answers) > 0
     for answer in answers:
-        assert answer.num_steps >= answer.num_output_tokens > 0
-        assert answer.num_preemptions == 0 or answer.num_steps > answer.num_output_tokens
+        stats = answer.receipt.stats
+        assert stats.steps >= len(answer.token_ids) > 0
+        assert stats.preemptions == 0 or stats.steps > len(answer.token_ids)
     # Pushed out or not, the answer is the same.
-    pushed = next(n for n, answer in enumerate(answers) if answer.num_preemptions)
+    pushed = next(n for n, answer in enumerate(answers) if answer.receipt.stats.preemptions)
     (alone,) = asker.ask(asker.sample(f"Tell me a long story about the number {pushed}.", max_tokens=100))
     assert alone.text == answers[pushed].text
-    assert (alone.num_preemptions, alone.num_steps) == (0, alone.num_output_tokens)
+    assert (alone.receipt.stats.preemptions, alone.receipt.stats.steps) == (0, len(alone.token_ids))
 
 
 def test_an_aborted_request_leaves_the_engine_and_is_not_reported(asker: Asker) -> None:
@@ -198,7 +208,8 @@ def test_a_stop_string_ends_the_answer_before_it(asker: Asker) -> None:
     (cut,) = asker.ask(asker.sample(QUESTIONS[0], max_tokens=12, stop=[word]))
     assert cut.text == whole.text[: whole.text.index(word)]
     assert cut.finish_reason == "stop"
-    assert cut.num_output_tokens < whole.num_output_tokens
+    assert len(cut.token_ids) < len(whole.token_ids)
+    assert cut.receipt.spans[-1].end == len(cut.token_ids)
 
 
 def test_a_seed_makes_sampling_repeatable_whatever_runs_beside_it(asker: Asker) -> None:

@@ -1,4 +1,4 @@
-"""From a row to samples and back: limits, seeds, and the statistics of an answer that never forks, worked by hand."""
+"""From a row to samples and back: limits, seeds, statistics, and the text of each node of a forked answer."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,16 +6,18 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from scripted import receipt
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
 
-from jobs.results import PendingRow, RowResult, Stats
+from jobs.results import Node, PendingRow, RowResult
 from jobs.sampling import Sampling
 from jobs.settings import KVBudget, ModelAlias
 from worker import engine
-from worker.backend import EngineFacts, Finished, Refused
+from worker.backend import Decoding, EngineFacts, Finished, Refused
 from worker.engine import engine_args
-from worker.generation import RowInFlight, prepare, result_of, sequential_stats, too_long
+from worker.generation import RowInFlight, prepare, result_of, too_long
 from worker.prompts import PromptError
 
 FACTS = EngineFacts("fake", "1", block_size=4, num_blocks=6, max_model_len=20, context_len=20, max_num_seqs=8)
@@ -23,6 +25,13 @@ FACTS = EngineFacts("fake", "1", block_size=4, num_blocks=6, max_model_len=20, c
 
 class Letters:
     """One token a letter; says which way the prompt came in."""
+
+    @property
+    def decoder(self) -> Tokenizer:
+        letters = {chr(code): code for code in range(256)}
+        tokenizer = Tokenizer(BPE(vocab=letters, merges=[]))
+        tokenizer.decoder = Fuse()
+        return tokenizer
 
     def encode_prompt(self, text: str) -> list[int]:
         return [1, *map(ord, text)]
@@ -40,8 +49,17 @@ def row(payload: dict[str, Any] | str = "abc", attempts: int = 0, **sampling: An
     return PendingRow(7, 3, payload, Sampling(**sampling), attempts)
 
 
-def prepared(pending: PendingRow, facts: EngineFacts = FACTS, default_max_tokens: int = 5) -> RowInFlight | RowResult:
-    return prepare(pending, Letters(), facts, default_max_tokens, "1.1")  # type: ignore[arg-type]
+def prepared(
+    pending: PendingRow,
+    facts: EngineFacts = FACTS,
+    default_max_tokens: int = 5,
+    decoding: Decoding = Decoding(),  # noqa: B008
+) -> RowInFlight | RowResult:
+    return prepare(pending, Letters(), facts, default_max_tokens, "1.1", decoding)  # type: ignore[arg-type]
+
+
+def result_of_row(flight: RowInFlight) -> RowResult:
+    return result_of(flight, Letters())  # type: ignore[arg-type]
 
 
 def in_flight(pending: PendingRow, **options: Any) -> RowInFlight:
@@ -50,47 +68,9 @@ def in_flight(pending: PendingRow, **options: Any) -> RowInFlight:
     return found
 
 
-def finished(num_output_tokens: int, num_steps: int | None = None, num_preemptions: int = 0) -> Finished:
-    steps = num_output_tokens if num_steps is None else num_steps
-    return Finished("k", "text", "stop", num_output_tokens, steps, num_preemptions)
-
-
-def test_the_receipt_of_three_tokens_after_five() -> None:
-    # Positions cached when token 3 is sampled: the prompt's 5 and tokens 1 and 2, 7 in all, in 2 blocks of 4.
-    # Token i attends to 5 + i positions: 6 + 7 + 8 = 21.
-    assert sequential_stats(5, finished(3), block_size=4) == Stats(
-        threads=1, forks=0, max_width=1, steps=3, peak_cached_tokens=7, peak_blocks=2, attended_tokens=21,
-        sequential_peak_tokens=8, sequential_attended_tokens=21, preemptions=0,
-    )  # fmt: skip
-
-
-def test_the_receipt_of_one_token_holds_the_prompt_alone() -> None:
-    stats = sequential_stats(4, finished(1), block_size=4)
-    assert (stats.peak_cached_tokens, stats.peak_blocks, stats.attended_tokens) == (4, 1, 5)
-    assert (stats.sequential_peak_tokens, stats.sequential_attended_tokens, stats.steps) == (5, 5, 1)
-
-
-def test_the_receipt_of_an_empty_answer_still_holds_the_prompt() -> None:
-    stats = sequential_stats(5, finished(0), block_size=4)
-    assert (stats.peak_cached_tokens, stats.peak_blocks, stats.attended_tokens, stats.steps) == (5, 2, 0, 0)
-    assert (stats.sequential_peak_tokens, stats.sequential_attended_tokens) == (5, 0)
-
-
-def test_preemptions_and_longer_waits_are_told_as_the_engine_counted_them() -> None:
-    stats = sequential_stats(5, finished(3, num_steps=9, num_preemptions=2), block_size=4)
-    assert (stats.steps, stats.preemptions, stats.peak_cached_tokens) == (9, 2, 7)
-
-
-@given(st.integers(1, 300), st.integers(0, 300), st.integers(1, 64))
-def test_the_receipt_adds_up_as_a_step_by_step_count_does(prompt: int, output: int, block_size: int) -> None:
-    cached, attended, peak = prompt, 0, prompt
-    for number in range(1, output + 1):
-        peak = max(peak, cached)
-        attended += prompt + number
-        cached += 1  # the sampled token enters the cache with the next step
-    stats = sequential_stats(prompt, finished(output), block_size)
-    assert (stats.peak_cached_tokens, stats.attended_tokens) == (peak, attended)
-    assert (stats.peak_blocks - 1) * block_size < peak <= stats.peak_blocks * block_size
+def finished(key: str, num_tokens: int, text: str = "text", nodes: list[list[Any]] | None = None) -> Finished:
+    ids = tuple(range(100, 100 + num_tokens))
+    return Finished(key, text, "stop", ids, receipt(4, num_tokens, nodes))
 
 
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_with_the_limit() -> None:
@@ -153,11 +133,11 @@ def test_the_largest_seed_wraps_around_instead_of_overflowing() -> None:
 def test_a_row_is_done_when_every_sample_is_or_one_was_refused() -> None:
     flight = in_flight(row(n=2))
     assert not flight.is_done
-    flight.finished[flight.samples[0].key] = finished(1)
+    flight.finished[flight.samples[0].key] = finished(flight.samples[0].key, 1)
     assert not flight.is_done
     flight.refused = Refused(flight.samples[1].key, "bad")
     assert flight.is_done
-    result = result_of(flight, FACTS)
+    result = result_of_row(flight)
     assert (result.error_code, result.error, result.samples) == (
         "engine_refused", "the engine refused the row: bad", ()
     )  # fmt: skip
@@ -167,8 +147,8 @@ def test_results_keep_the_samples_order_and_carry_a_tree_of_one_node() -> None:
     flight = in_flight(row("abcd", n=2))
     for number in (1, 0):
         key = flight.samples[number].key
-        flight.finished[key] = Finished(key, f"text {number}", "length", 2 + number, 2 + number, 0)
-    result = result_of(flight, FACTS)
+        flight.finished[key] = finished(key, 2 + number, f"text {number}")
+    result = result_of_row(flight)
     assert [sample.text for sample in result.samples] == ["text 0", "text 1"]
     node = result.samples[1].nodes[0]
     assert (node.node, node.parent, node.kind, node.thread) == (0, None, "root", 0)
@@ -179,9 +159,47 @@ def test_results_keep_the_samples_order_and_carry_a_tree_of_one_node() -> None:
 def test_an_empty_answers_node_spans_nothing() -> None:
     flight = in_flight(row())
     key = flight.samples[0].key
-    flight.finished[key] = Finished(key, "", "stop", 0, 0, 0)
-    node = result_of(flight, FACTS).samples[0].nodes[0]
-    assert (node.start, node.end, node.first_step, node.last_step) == (0, 0, 0, 0)
+    flight.finished[key] = finished(key, 0, "")
+    node = result_of_row(flight).samples[0].nodes[0]
+    assert (node.start, node.end, node.first_step, node.last_step, node.text_end) == (0, 0, 0, 0, 0)
+
+
+def test_a_jobs_decoding_goes_with_every_sample() -> None:
+    decoding = Decoding(True, "a job", 0.25)
+    assert [sample.decoding for sample in in_flight(row(n=2), decoding=decoding).samples] == [decoding] * 2
+    assert in_flight(row()).samples[0].decoding == Decoding(False, None, 1.0)
+
+
+def test_a_forked_answer_may_not_outgrow_the_context_either() -> None:
+    assert in_flight(row("abc", max_tokens=100), decoding=Decoding(True)).samples[0].max_tokens == 16
+
+
+def test_an_answer_without_a_receipt_has_no_statistics_and_no_tree() -> None:
+    flight = in_flight(row())
+    key = flight.samples[0].key
+    flight.finished[key] = Finished(key, "text", "stop", (100, 101), None)
+    (sample,) = result_of_row(flight).samples
+    assert (sample.text, sample.output_tokens, sample.stats, sample.nodes) == ("text", 2, None, ())
+
+
+def test_each_node_of_a_forked_answer_has_its_piece_of_the_text() -> None:
+    flight = in_flight(row())
+    key = flight.samples[0].key
+    nodes: list[list[Any]] = [
+        [0, None, "root", 0, 0, 2, 0, 1], [1, 0, "detail", 1, 2, 5, 3, 5], [2, 0, "sibling", 0, 5, 5, 3, 3]
+    ]  # fmt: skip
+    flight.finished[key] = finished(key, 5, "defgh", nodes)  # the letters 100 to 104
+    (sample,) = result_of_row(flight).samples
+    assert sample.stats is not None
+    assert (sample.stats.threads, sample.stats.forks) == (2, 1)
+    assert [sample.text[node.text_start : node.text_end] for node in sample.nodes] == ["de", "fgh", ""]
+    assert [list(node_fields(node)) for node in sample.nodes] == nodes
+
+
+def node_fields(node: Node) -> tuple[Any, ...]:
+    return (
+        node.node, node.parent, node.kind, node.thread, node.start, node.end, node.first_step, node.last_step
+    )  # fmt: skip
 
 
 @pytest.fixture(params=[True, False], ids=["cpu", "gpu"])

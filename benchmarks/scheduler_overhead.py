@@ -1,0 +1,152 @@
+"""What forking costs the scheduler: milliseconds per engine step beside vLLM's own scheduler, with no model behind.
+
+    python -m benchmarks.scheduler_overhead --threads 256 --json
+
+Both schedulers run for real, with their real KV cache manager; sampled tokens come from a script. Each has the same
+number of rows in every step: stock as single requests, ours as groups of several threads that have forked before the
+clock starts. A third run has no forks under our scheduler: what an ordinary request pays. Sides alternate; medians are
+taken.
+"""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from worker.engine import prepare_environment
+
+FORK, CHILD, WORD, EOS = 5, 6, 7, 2
+PROMPT_TOKENS = 26
+SIDES = ("stock", "ours without forks", "ours with forks")
+
+
+@click.command()
+@click.option("--threads", default=256, show_default=True, help="Rows in every step.")
+@click.option("--width", default=4, show_default=True, help="Threads of each group.")
+@click.option("--steps", default=200, show_default=True, help="Steps of one measurement.")
+@click.option("--rounds", default=5, show_default=True, help="Measurements of each side.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+def main(threads: int, width: int, steps: int, rounds: int, as_json: bool) -> None:
+    """Time `schedule` and `update_from_output` of both schedulers."""
+    prepare_environment()
+    with tempfile.TemporaryDirectory(prefix="forq-overhead-") as folder:
+        config = _config(Path(folder), threads)
+        samples: dict[str, list[float]] = {side: [] for side in SIDES}
+        for _ in range(rounds):
+            for side in SIDES:
+                samples[side].append(_measure(config, side, threads, width, steps))
+    times = {side: median(values) for side, values in samples.items()}
+    line = {
+        "threads": threads,
+        "width": width,
+        "stock_ms": round(times[SIDES[0]], 3),
+        "unforked_ms": round(times[SIDES[1]], 3),
+        "forked_ms": round(times[SIDES[2]], 3),
+        "unforked_overhead_ms": round(times[SIDES[1]] - times[SIDES[0]], 3),
+        "forked_overhead_ms": round(times[SIDES[2]] - times[SIDES[0]], 3),
+    }
+    print(json.dumps(line) if as_json else "\n".join(f"{name}: {value}" for name, value in line.items()))
+
+
+def _config(folder: Path, threads: int) -> Any:
+    from vllm import EngineArgs
+
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "vocab_size": 256,
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "num_key_value_heads": 1,
+                "max_position_embeddings": 4096,
+                "torch_dtype": "float32",
+                "apar": {"fork_token_id": FORK, "child_token_id": CHILD},
+            }
+        )
+    )
+    args = EngineArgs(
+        model=str(folder), skip_tokenizer_init=True, load_format="dummy", block_size=32, max_num_seqs=threads,
+        max_num_batched_tokens=max(8192, threads * 64), enforce_eager=True, kv_cache_memory_bytes=64 << 20,
+        max_model_len=4096, enable_chunked_prefill=True,
+    )  # fmt: skip
+    config = args.create_engine_config()
+    config.cache_config.num_gpu_blocks = 1 + threads * (4096 // 32)
+    return config
+
+
+def _measure(config: Any, side: str, threads: int, width: int, steps: int) -> float:
+    """Median milliseconds per step of one scheduler over `steps` decoding steps."""
+    scheduler = _scheduler(config, forking=side != SIDES[0])
+    forks = width - 1 if side == SIDES[2] else 0
+    for number in range(threads // (forks + 1)):
+        scheduler.add_request(_request(config, number))
+    _step(scheduler, WORD)
+    for _ in range(forks):
+        # Only root threads say [Fork], which makes groups of `width` threads.
+        _step(scheduler, FORK, WORD)
+        _step(scheduler, WORD)
+    while len(scheduler.running) < threads:
+        _step(scheduler, WORD)
+    times = [_step(scheduler, WORD) for _ in range(steps)]
+    assert len(scheduler.running) == threads, "every thread must still run"
+    return median(times) * 1000
+
+
+def _step(scheduler: Any, root_token: int, child_token: int | None = None) -> float:
+    """One engine step with scripted tokens; returns the scheduler's own seconds."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    started = time.perf_counter()
+    output = scheduler.schedule()
+    scheduled = time.perf_counter()
+    ids = list(output.num_scheduled_tokens)
+    child = root_token if child_token is None else child_token
+    sampled = [[child if "#" in request_id else root_token] for request_id in ids]
+    result = ModelRunnerOutput(ids, {request_id: index for index, request_id in enumerate(ids)}, sampled)
+    resumed = time.perf_counter()
+    scheduler.update_from_output(output, result)
+    return (scheduled - started) + (time.perf_counter() - resumed)
+
+
+def _scheduler(config: Any, *, forking: bool) -> Any:
+    import torch
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    from apar.scheduler import ForkingScheduler
+
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.float32)
+    return (ForkingScheduler if forking else Scheduler)(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(config.cache_config.num_gpu_blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=32,
+        hash_block_size=32,
+    )
+
+
+def _request(config: Any, number: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.request import Request
+
+    hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+    init_none_hash(hash_fn)
+    params = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
+    prompt = [10 + (number * 7 + position) % 200 for position in range(PROMPT_TOKENS)]
+    hasher = get_request_block_hasher(32, hash_fn)
+    return Request(f"request-{number}", prompt, params, None, block_hasher=hasher)
+
+
+if __name__ == "__main__":
+    main()
