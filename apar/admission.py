@@ -3,10 +3,10 @@
 The scheduler says what is free and what waits; the answer is what to admit. Three rules:
 
 1. Order. Threads of started requests come first, oldest request first, in fork order; then requests that have not
-   started. When one does not fit, nothing younger passes it, but for forks.
-2. Room. A fork is the growth of a running thread: it starts at once if its block is free, for a moment later its parent
-   may be gone, and the block to copy with it. Everybody else starts only if room is left for the running threads to grow
-   into; without it the next steps would evict what was just admitted, and compute it twice.
+   started. When one does not fit, nothing younger passes it; forks may pass everybody but an older fork.
+2. Room. A fork is the growth of a running thread: it starts at once if its block is free, for a moment later its
+   parent may be gone, and the block to copy with it. Everybody else starts only if room is left for the running threads
+   to grow into; without it the next steps would evict what was just admitted, and compute it twice.
 3. Progress. With nothing running, the first candidate always starts. As the engine evicts the youngest thread first,
    the oldest has every block of the pool to itself if it must: a pool that holds one path of `max_model_len` tokens
    finishes every request.
@@ -32,7 +32,7 @@ class Start(Enum):
     FORK = 0.0
     """A fresh child whose parent runs."""
     RESUMED = 0.5
-    """A preempted thread, or a child whose parent runs no more. On average a thread is half a block short of its next."""
+    """A preempted thread, or a child whose parent runs no more. Half a block is what a thread has left on average."""
     FRESH = 1.0
     """A request that has not started. It will fork, and so will those that run."""
 

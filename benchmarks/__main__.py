@@ -6,6 +6,8 @@ import sys
 BENCHMARKS = (
     ["benchmarks.data_layer", "--rows", "200000", "--json"],
     ["benchmarks.service", "--rows", "400", "--json"],
+    ["benchmarks.scheduler_overhead", "--json"],
+    ["benchmarks.random_groups", "--groups", "400", "--json"],
 )
 
 

@@ -1,4 +1,4 @@
-"""Fork by copy: a thread that starts finds more of its path in the KV cache than vLLM's look-up, which takes full blocks.
+"""Fork by copy: a thread that starts finds more of its path in the KV cache than vLLM's look-up of full blocks does.
 
 A running thread of the same group has the path's last, partial block, too. A hit that ends inside a block makes vLLM
 copy that block for the new request: the paper's "at most one" (section 3.4.5). Without it the block is computed again.

@@ -13,11 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from apar import admission
-from apar.admission import PoolUse, Room
-
-Admit = Callable[
-    [Room, list["Thread"], Callable[["Thread"], int], Mapping[str, PoolUse], Callable[[str], bool]], list["Thread"]
-]
+from apar.admission import PoolUse, Room, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +89,20 @@ class Thread:
         return self.group.number, self.number
 
     @property
-    def fresh(self) -> bool:
-        return self.parent is None and self.num_starts == 0
+    def start(self) -> Start:
+        if self.num_starts:
+            return Start.RESUMED
+        if self.parent is None:
+            return Start.FRESH
+        return Start.FORK if self.parent.running else Start.RESUMED
 
 
 @dataclass(slots=True)
 class Step:
     """What one step did."""
 
-    candidates: list[Thread] = field(default_factory=list)
+    candidates: dict[Thread, Start] = field(default_factory=dict)
+    """In line, each with what it was when the policy chose."""
     chosen: list[Thread] = field(default_factory=list)
     started: list[Thread] = field(default_factory=list)
     evicted: list[Thread] = field(default_factory=list)
@@ -118,7 +119,7 @@ def order(thread: Thread) -> tuple[int, int]:
 
 def line_of(thread: Thread) -> tuple[bool, tuple[int, int]]:
     """Place among the waiting: started requests first."""
-    return thread.fresh, thread.order
+    return thread.start is Start.FRESH, thread.order
 
 
 class SimulatedEngine:
@@ -129,11 +130,9 @@ class SimulatedEngine:
         block_size: int,
         max_running: int = 256,
         shares: Mapping[str, float] | None = None,
-        admit: Admit | None = None,
     ) -> None:
         self.num_blocks, self.block_size, self.max_running = num_blocks, block_size, max_running
         self.shares = shares or {}
-        self._admit = admit or admission.admit
         self.groups = [Group(number, request) for number, request in enumerate(requests)]
         for group in self.groups:
             group.threads.append(Thread(group, 0, group.request.root, group.request.num_prompt_tokens))
@@ -217,8 +216,8 @@ class SimulatedEngine:
                 step.given_back.append(mine.pop())
                 self._evict(step.given_back[-1])
         self.on_surplus()
-        step.candidates = sorted(self.waiting, key=line_of)
-        step.chosen = self._admit(self.room(), step.candidates, self.need, self.pools(), self.contended)
+        step.candidates = {thread: thread.start for thread in sorted(self.waiting, key=line_of)}
+        step.chosen = admission.admit(self.room(), step.candidates, self.need, self.pools(), self.contended)
 
     def _serve_running(self, step: Step) -> None:
         index = 0

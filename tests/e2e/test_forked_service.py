@@ -72,7 +72,8 @@ def test_answers_fork_and_the_trees_in_sql_cover_them(forking: Service, forked: 
     assert (saved["decoding"], saved["num_samples"]) == ("apar", NUM_ROWS)
     assert saved["forked_samples"] == sum(row.forks > 0 for row in stats)
     assert saved["steps"] == sum(row.steps for row in stats) < saved["sequential_steps"]
-    assert saved["attended_saved_percent"] > 0
+    attended = sum(row.attended_tokens for row in stats) / sum(row.sequential_attended_tokens for row in stats)
+    assert saved["attended_saved_percent"] == pytest.approx(100 * (1 - attended), abs=0.01)
 
 
 def test_the_tree_is_exported_shown_drawn_and_told_over_http(forking: Service, forked: str) -> None:
