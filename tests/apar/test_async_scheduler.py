@@ -146,20 +146,12 @@ def test_asynchronous_seeds_do_not_depend_on_neighbours(engine: Engine) -> None:
 # --- several tokens in one step ---
 
 
-@pytest.mark.parametrize("num_blocks", [ROOMY, TIGHT], ids=["roomy", "tight"])
-def test_speculative_answers_equal_the_reference(num_blocks: int) -> None:
+def test_speculative_answers_equal_the_reference() -> None:
     """`speculating.py`, in a process of its own."""
+    file = str(Path(__file__).with_name("speculating.py"))
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            str(Path(__file__).with_name("speculating.py")),
-        ],
-        env=engine_environment(FORQ_TEST_BLOCKS=str(num_blocks)),
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", file],
+        env=engine_environment(),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -167,4 +159,5 @@ def test_speculative_answers_equal_the_reference(num_blocks: int) -> None:
         timeout=200,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-6000:]
+    print(done.stdout)
+    assert done.returncode == 0

@@ -141,8 +141,8 @@ def test_random_requests_in_every_kind_of_loop(folder: Path, kind: dict[str, Any
 
 def test_a_small_budget_preempts_and_changes_no_token(folder: Path, kind: dict[str, Any]) -> None:
     limits = ForkLimits()
-    pipeline = Pipeline(folder, num_blocks=16, max_model_len=64, seed=3, **kind)
-    assert run(pipeline, 3, limits, 64, num_requests=60, aborts=0.0) > 5
+    pipeline = Pipeline(folder, num_blocks=12, max_model_len=40, seed=5, **kind)
+    assert run(pipeline, 5, limits, 40, num_requests=60, aborts=0.0) > 5
     assert (pipeline.runner.num_multiple > 50) == (kind["num_drafts"] > 0)
 
 

@@ -1,4 +1,4 @@
-"""An unchanged `vllm serve` with our scheduler, asked by the official `openai` client.
+"""vLLM's unchanged server with our scheduler, started as docs/vllm-plugin.md says and asked by the `openai` client.
 
 The model is tiny and real, the server is a process, its engine core another. Greedy answers have to equal the
 sequential reference decoder's wherever they come out.
@@ -261,7 +261,8 @@ def test_logprobs_are_those_of_each_tokens_own_path(
     told = chat.choices[0].logprobs
     assert told is not None
     assert told.content is not None
-    assert "".join(token.token for token in told.content) == chat.choices[0].message.content
+    spelled = "".join(token.token for token in told.content)
+    assert spelled.replace("<unk>", "") == chat.choices[0].message.content
 
 
 def test_a_seed_decides_the_answer_whoever_runs_beside_it(client: openai.OpenAI, long: list[int]) -> None:
