@@ -85,7 +85,7 @@ def _run(
     totals: dict[str, int],
 ) -> None:
     from engines import greedy, receipt
-    from test_scheduler_receipts import assert_right
+    from recount import assert_right
 
     waiting, live, aborted = list(mine), {}, set()
     while waiting or running.llm.has_unfinished_requests():

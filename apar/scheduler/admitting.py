@@ -154,6 +154,8 @@ class Admitting(GroupKeeping):
         kept: list[Thread] = []
         for thread in chosen:
             request = thread.request
+            if thread.group.request_id in self.grammar_compile_error_reqs:
+                continue
             _, num_hit, *_ = self._get_local_prefix_cache_hit(request)
             room -= request.num_tokens - num_hit
             if room < 0 and request.sampling_params is not None and request.sampling_params.seed is not None:

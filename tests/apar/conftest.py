@@ -1,10 +1,18 @@
 """A tiny model that forks, and its sequential reference, for tests that run real engines in this process."""
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Before anybody imports torch: these models are too small to share among cores, and a thread per core that waits for
+# its part takes the cores from whatever else runs on the machine.
+os.environ["OMP_NUM_THREADS"] = "1"
+if "torch" in sys.modules:
+    sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +23,26 @@ def in_process() -> Iterator[None]:
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
         patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
         yield
+
+
+@pytest.fixture(scope="module", params=["roomy", "tight"])
+def shared(request: pytest.FixtureRequest, in_process: None, tiny_folder: Path, tiny_reference: Any) -> Iterator[Any]:
+    """An engine for the tests of a module; those that need others have a fixture of the same name."""
+    from engines import ROOMY, TIGHT, engine
+
+    with engine(tiny_folder, {"roomy": ROOMY, "tight": TIGHT}[request.param], tiny_reference) as started:
+        yield started
+
+
+@pytest.fixture
+def running(shared: Any) -> Iterator[Any]:
+    """The same engine for one test: idle before it, and behind it, too."""
+    shared.watch.clear()
+    try:
+        yield shared
+        shared.assert_empty()
+    finally:
+        shared.reset()
 
 
 @pytest.fixture(scope="session")

@@ -242,6 +242,10 @@ def stats(output: Any) -> dict[str, int]:
     return found
 
 
+def tokens_of(output: Any) -> list[int]:
+    return list(output.outputs[0].token_ids)
+
+
 def greedy(max_tokens: int, apar: Any = None, **more: Any) -> Any:
     from vllm import SamplingParams
 

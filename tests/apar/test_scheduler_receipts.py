@@ -1,9 +1,7 @@
 """Receipts, counted again with explicit sets from what the engine's steps computed, held and sampled."""
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,7 +9,8 @@ from typing import Any
 import pytest
 from engines import ROOMY, TIGHT, Engine, Reference, Watch, engine, greedy, receipt, stats
 from pipeline import Pipeline
-from tiny_models import CHILD, EOS, FIRST_PLAIN, FORK, VOCAB_SIZE, random_prompts
+from recount import assert_right
+from tiny_models import CHILD, EOS, FIRST_PLAIN, FORK, MAX_MODEL_LEN, VOCAB_SIZE, random_prompts
 
 from apar.options import ForkLimits
 
@@ -33,159 +32,13 @@ def shared(
         yield started
 
 
-@pytest.fixture
-def running(shared: Engine) -> Iterator[Engine]:
-    shared.watch.clear()
-    try:
-        yield shared
-        shared.assert_empty()
-    finally:
-        shared.reset()
-
-
-@dataclass
-class Segment:
-    """What a thread wrote between two forks."""
-
-    made_at: int
-    steps: list[int] = field(default_factory=list)
-    """Of its tokens; [Fork] and a child's own EOS are none."""
-    fork_at: int | None = None
-    """The length of the path that its [Fork] ends."""
-
-
-class Recount:
-    """One request's figures from the log alone."""
-
-    def __init__(self, watch: Watch, root: str) -> None:
-        self.root = root
-        self.names = [name for name in watch.prompts if self.is_mine(name)]
-        self.prompts = watch.prompts
-        self.steps = watch.steps
-        self.paths = {name: list(watch.prompts[name]) for name in self.names}
-        self.segments: dict[str, list[Segment]] = {name: [Segment(0)] for name in self.names}
-        self.preempted = [name for name in watch.preempted if self.is_mine(name)]
-        self.sampled_at: list[int] = []
-        self.attended = self.forks = 0
-        for at, step in enumerate(self.steps):
-            for name, tokens in step.sampled.items():
-                for token in tokens if self.is_mine(name) else ():
-                    self.take(at, name, token)
-
-    def is_mine(self, name: str) -> bool:
-        return name.split("#")[0] == self.root
-
-    def take(self, at: int, name: str, token: int) -> None:
-        path, segments = self.paths[name], self.segments[name]
-        path.append(token)
-        self.sampled_at.append(at)
-        self.attended += len(path)
-        if token == FORK:
-            self.forks += 1
-            segments[-1].fork_at = len(path)
-            segments.append(Segment(at))
-            if (child := self.child_at(name, len(path))) is not None:
-                self.segments[child] = [Segment(at)]
-        elif token != EOS or name == self.root:
-            segments[-1].steps.append(at)
-
-    def child_at(self, name: str, length: int) -> str | None:
-        """The child forked at the end of so many tokens of a path; None when it never ran."""
-        start = [*self.paths[name][:length], CHILD]
-        return next((other for other in self.names if self.prompts[other] == start), None)
-
-    def stats(self, num_output_tokens: int) -> dict[str, int]:
-        prompt, output = len(self.prompts[self.root]), num_output_tokens
-        recomputed, prefilled, copied = self.computed_again()
-        held = [{n: h for n, h in step.held.items() if self.is_mine(n)} for step in self.steps]
-        positions = self.positions()
-        return {
-            "threads": 1 + self.forks,
-            "forks": self.forks,
-            "max_width": max(map(len, held)),
-            "steps": max(self.sampled_at) - min(self.sampled_at) + 1,
-            "peak_cached_tokens": max(
-                len(set(itertools.chain.from_iterable(positions[n][:end] for n, (end, _) in now.items())))
-                for now in held
-            ),
-            "peak_blocks": max(len({block for _, blocks in now.values() for block in blocks}) for now in held),
-            "attended_tokens": self.attended,
-            "sequential_peak_tokens": prompt + output,
-            "sequential_attended_tokens": sum(prompt + i for i in range(1, output + 1)),
-            "preemptions": len(self.preempted),
-            "recomputed_tokens": recomputed,
-            "fork_prefill_tokens": prefilled,
-            "copied_forks": copied,
-        }
-
-    def positions(self) -> dict[str, list[int]]:
-        """A number for each place in the tree of paths: the same place, the same number."""
-        numbers: dict[tuple[int, int], int] = {}
-        places: dict[str, list[int]] = {}
-        for name, path in self.paths.items():
-            at, places[name] = -1, []
-            for token in path:
-                at = numbers.setdefault((at, token), len(numbers))
-                places[name].append(at)
-        return places
-
-    def computed_again(self) -> tuple[int, int, int]:
-        recomputed = prefilled = copied = 0
-        had, reached = dict.fromkeys(self.names, 0), dict.fromkeys(self.names, 0)
-        begun: set[str] = set()
-        wrote: set[str] = set()
-        for step in self.steps:
-            for name, (start, end) in step.computed.items():
-                if not self.is_mine(name):
-                    continue
-                if name in step.started:
-                    had[name] = max(had[name], reached[name])
-                reached[name] = end
-                recomputed += max(0, min(end, had[name]) - start)
-                if name != self.root:
-                    copied += name not in begun and start == len(self.prompts[name]) - 2
-                    prefilled += 0 if name in wrote else max(0, end - max(start, had[name]))
-                begun.add(name)
-            wrote.update(name for name, tokens in step.sampled.items() if tokens)
-        return recomputed, prefilled, copied
-
-    def node_steps(self, nodes: list[list[Any]]) -> list[list[int]]:
-        """First and last step of each reported node, by its place in the tree and its number of tokens."""
-        first, found = min(self.sampled_at), []
-        stack: list[tuple[str | None, int]] = [(self.root, 0)]
-        for node in nodes:
-            name, number = stack.pop()
-            segment = Segment(0) if name is None else self.segments[name][number]
-            num_tokens = node[5] - node[4]
-            if name is None:
-                found.append(node[6:8])  # a child that never ran: when it was made is known from its parent alone
-                assert num_tokens == 0
-                continue
-            steps = segment.steps[:num_tokens] if num_tokens else [segment.made_at]
-            assert len(steps) == max(num_tokens, 1)
-            if name == self.root and number == 0 and not num_tokens:
-                found.append([0, 0])  # forks at once
-            else:
-                found.append([steps[0] - first, steps[-1] - first])
-            if segment.fork_at is not None:
-                stack += [(name, number + 1), (self.child_at(name, segment.fork_at), 0)]
-        return found
-
-
-def assert_right(watch: Watch, root: str, found: dict[str, Any], num_tokens: int) -> None:
-    recount, nodes = Recount(watch, root), found["nodes"]
-    assert found["stats"] == recount.stats(num_tokens)
-    assert [node[6:8] for node in nodes] == recount.node_steps(nodes)
-    assert nodes[-1][5] == num_tokens
-
-
 def assert_counted_right(running: Engine, outputs: list[Any]) -> None:
     for output in outputs:
         root = running.internal[output.request_id]
         assert_right(running.watch, root, receipt(output), len(output.outputs[0].token_ids))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_random_groups_of_an_arithmetic_model_are_counted_right(tiny_folder: Path, seed: int) -> None:
     """The real scheduler with small blocks, budgets and limits, many more of them than real weights could compute."""
     random = Random(seed)
@@ -221,20 +74,19 @@ def test_random_groups_of_an_arithmetic_model_are_counted_right(tiny_folder: Pat
         assert_right(watch, name, found, len(answer.token_ids))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_whole_answers_are_counted_right(running: Engine, seed: int) -> None:
-    prompts = random_prompts(14, seed=seed, max_tokens=80)
-    outputs = running.run(prompts, greedy(480))
+def test_whole_answers_are_counted_right(running: Engine) -> None:
+    prompts = random_prompts(14, seed=0, max_tokens=80)
+    outputs = running.run(prompts, greedy(400))
     assert_counted_right(running, outputs)
     assert sum(stats(output)["threads"] for output in outputs) > 40
     preemptions = sum(stats(output)["preemptions"] for output in outputs)
     assert preemptions > 0 if running.num_blocks == TIGHT else preemptions == 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_answers_that_are_cut_are_counted_right(running: Engine, seed: int) -> None:
     random = Random(seed)
-    prompts, params = random_prompts(20, seed=seed + 10, max_tokens=100), []
+    prompts, params = random_prompts(14, seed=seed + 10, max_tokens=100), []
     for _ in prompts:
         apar = {"max_width": random.choice([1, 2, 32]), "max_forks": random.choice([1, 4, 64])}
         stop = random.sample(range(FIRST_PLAIN, VOCAB_SIZE), random.choice([0, 2]))
@@ -244,7 +96,9 @@ def test_answers_that_are_cut_are_counted_right(running: Engine, seed: int) -> N
 
 def test_samples_of_one_prompt_are_counted_each_for_itself(running: Engine) -> None:
     (prompt,) = random_prompts(1, seed=4)
-    outputs = running.run([prompt] * 6, [greedy(150, temperature=1.0, seed=seed) for seed in range(6)])
+    chunked = running.scheduler.max_num_scheduled_tokens < MAX_MODEL_LEN  # on CPU a seeded prefill cannot be split
+    seeds = [None if chunked else seed for seed in range(4)]
+    outputs = running.run([prompt] * 4, [greedy(150, temperature=1.0, seed=seed) for seed in seeds])
     assert_counted_right(running, outputs)
 
 
@@ -329,14 +183,14 @@ def test_the_worked_example_of_the_docs(forced: Engine) -> None:
 
 
 def test_a_fork_at_the_end_of_a_block(forced: Engine) -> None:
-    """P = 30: `a` is at 30, [Fork] the last of the first block, [Child] and `b` begin second blocks."""
+    """P = 30: [Fork] is the last of the first block, which is shared without a copy; [Child] and `b` begin others."""
     prompt = list(range(20, 50))
     output = run_script(forced, prompt, {(): [A, FORK, B, EOS], (A, FORK, CHILD): [X, Y, EOS]})
     found = stats(output)
-    # Step 3: prompt, a, [Fork], b; [Child], x. The root thread has two blocks, the child a copy of the first and one.
-    assert (found["peak_cached_tokens"], found["peak_blocks"]) == (35, 4)
+    # Step 3: prompt, a, [Fork], b; [Child], x. In step 2 [Fork] fills the block, and the child shares it at once.
+    assert (found["peak_cached_tokens"], found["peak_blocks"]) == (35, 3)
     assert found["attended_tokens"] == (31 + 32 + 33 + 34) + (34 + 35 + 36)
-    assert (found["fork_prefill_tokens"], found["copied_forks"]) == (2, 1)
+    assert (found["fork_prefill_tokens"], found["copied_forks"]) == (1, 0)
 
 
 def test_a_fork_behind_a_full_block_shares_it_without_a_copy(forced: Engine) -> None:

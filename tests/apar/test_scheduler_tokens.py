@@ -13,7 +13,7 @@ from apar.options import ForkLimits
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300), pytest.mark.usefixtures("in_process")]
 
-PROMPTS = random_prompts(24, seed=1)
+PROMPTS = random_prompts(16, seed=1)
 SETTINGS: dict[str, dict[str, Any]] = {
     "roomy": {"num_blocks": ROOMY},
     "tight": {"num_blocks": TIGHT},
@@ -31,27 +31,12 @@ def shared(
         yield started
 
 
-@pytest.fixture
-def running(shared: Engine) -> Iterator[Engine]:
-    shared.watch.clear()
-    yield shared
-    shared.assert_empty()
-
-
-@pytest.fixture(autouse=True)
-def _reset(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that fails leaves an engine that the next can use."""
-    yield
-    if "shared" in request.fixturenames:
-        request.getfixturevalue("shared").reset()
-
-
 def assert_all_expected(running: Engine, prompts: list[list[int]], outputs: list[Any], **options: Any) -> None:
     sure = [running.assert_expected(p, o, **options) for p, o in zip(prompts, outputs, strict=True)]
     assert sum(sure) > 0.8 * len(sure), "the reference is not sure enough to compare with"
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 17, 100, 400])
+@pytest.mark.parametrize("max_tokens", [1, 2, 30, 400])
 def test_greedy_answers_are_those_of_the_reference(running: Engine, max_tokens: int) -> None:
     outputs = running.run(PROMPTS, greedy(max_tokens))
     assert_all_expected(running, PROMPTS, outputs, max_tokens=max_tokens)
@@ -62,11 +47,11 @@ def test_greedy_answers_are_those_of_the_reference(running: Engine, max_tokens: 
 
 
 def test_an_answer_alone_is_the_answer_in_a_batch(running: Engine) -> None:
-    for prompt in PROMPTS[:5]:
+    for prompt in PROMPTS[:3]:
         assert_all_expected(running, [prompt], running.run([prompt], greedy(100)), max_tokens=100)
 
 
-@pytest.mark.parametrize("max_width", [1, 2, 3, 32])
+@pytest.mark.parametrize("max_width", [1, 3])
 def test_no_more_threads_of_a_request_run_at_once_than_it_allows(running: Engine, max_width: int) -> None:
     widest = 0
 
@@ -84,7 +69,7 @@ def test_no_more_threads_of_a_request_run_at_once_than_it_allows(running: Engine
     assert max(stats(output)["max_width"] for output in outputs) == widest <= max_width
 
 
-@pytest.mark.parametrize("max_forks", [0, 1, 2, 5])
+@pytest.mark.parametrize("max_forks", [0, 1, 4])
 def test_the_fork_too_many_in_restored_order_ends_an_answer(running: Engine, max_forks: int) -> None:
     outputs = running.run(PROMPTS, greedy(200, {"max_forks": max_forks}))
     limits = ForkLimits(max_forks=max_forks)
@@ -112,7 +97,7 @@ def test_prompts_near_the_longest_path_are_cut_where_it_ends(running: Engine) ->
 
 def test_requests_of_every_kind_side_by_side(running: Engine) -> None:
     random = Random(7)
-    prompts, params, options = random_prompts(40, seed=9), [], []
+    prompts, params, options = random_prompts(30, seed=9), [], []
     for _ in prompts:
         max_tokens, width = random.choice([3, 30, 90, 300]), random.choice([1, 2, 4, 32])
         limits = ForkLimits(max_forks=random.choice([1, 3, 64]), max_depth=random.choice([1, 2]))
@@ -129,11 +114,11 @@ def test_requests_of_every_kind_side_by_side(running: Engine) -> None:
 def test_a_model_that_forks_at_every_turn_gives_the_references_answers(
     forky_folder: Path, forky_reference: Reference, num_blocks: int
 ) -> None:
-    prompts = random_prompts(12, seed=2)
+    prompts = random_prompts(8, seed=2)
     limits = ForkLimits(max_depth=3)
     with engine(forky_folder, num_blocks, forky_reference) as running:
-        outputs = running.run(prompts, greedy(250))
-        assert_all_expected(running, prompts, outputs, max_tokens=250, limits=limits)
+        outputs = running.run(prompts, greedy(200))
+        assert_all_expected(running, prompts, outputs, max_tokens=200, limits=limits)
         assert max(len(receipt(output)["nodes"]) for output in outputs) > 20
         running.assert_empty()
 
@@ -152,19 +137,19 @@ def plain_folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("num_blocks", [ROOMY, TIGHT])
-def test_what_does_not_fork_is_what_stock_vllm_says(tmp_path: Path, tiny_folder: Path, num_blocks: int) -> None:
+def test_what_does_not_fork_is_what_stock_vllm_says(tmp_path: Path, tiny_folder: Path) -> None:
+    """Stock vLLM with room for everything; ours without, so that preemption changes no word, either."""
     plain = plain_folder(tmp_path)
     both = [token for token in range(VOCAB_SIZE) if token not in (FORK, CHILD)]
     no_child = [token for token in range(VOCAB_SIZE) if token != CHILD]
-    with engine(plain, num_blocks, scheduler=None) as stock:
+    with engine(plain, ROOMY, scheduler=None) as stock:
         unforked = stock.run(PROMPTS, greedy(120, allowed_token_ids=both))
         never = stock.run(PROMPTS, greedy(120, allowed_token_ids=no_child))
         anything = stock.run(PROMPTS, greedy(120))
-    with engine(plain, num_blocks) as without:
+    with engine(plain, TIGHT) as without:
         same_words(without.run(PROMPTS, greedy(120)), anything)
         without.assert_empty()
-    with engine(tiny_folder, num_blocks) as running:
+    with engine(tiny_folder, TIGHT) as running:
         same_words(running.run(PROMPTS, greedy(120, False)), unforked)
         outputs = running.run(PROMPTS, greedy(120))
         alone = [i for i, output in enumerate(never) if FORK not in output.outputs[0].token_ids]
