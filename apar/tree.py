@@ -98,6 +98,12 @@ class ParagraphTree:
         node.num_tokens += 1
         self.num_tokens += 1
 
+    def extend(self, node: Node, token_ids: list[int], step: int) -> None:
+        """Append plain tokens of one step, with nothing that travels along."""
+        node.pending += [(token_id, step, None) for token_id in token_ids]
+        node.num_tokens += len(token_ids)
+        self.num_tokens += len(token_ids)
+
     def already_emitted(self, num_tokens: int, first_step: int | None, last_step: int | None) -> None:
         """Note root tokens that went out before the tree was kept; comes before everything else."""
         root = self.root

@@ -8,6 +8,7 @@ clock starts. A third run has no forks under our scheduler: what an ordinary req
 taken.
 """
 
+import gc
 import json
 import tempfile
 import time
@@ -95,7 +96,10 @@ def _measure(config: Any, side: str, threads: int, width: int, steps: int) -> fl
         _step(scheduler, WORD)
     while len(scheduler.running) < threads:
         _step(scheduler, WORD)
+    gc.collect()
+    gc.freeze()  # as vLLM's engine core does behind its start
     times = [_step(scheduler, WORD) for _ in range(steps)]
+    gc.unfreeze()
     assert len(scheduler.running) == threads, "every thread must still run"
     return median(times) * 1000
 

@@ -64,7 +64,20 @@ class Restoring(GroupKeeping):
                     group.receipt.observe(self._holdings(group))
                     output.kv_transfer_params = {"apar": group.report(thread.request.num_output_tokens)}
             else:
-                self._take(thread, output)
+                self._touched[group] = None
+                if (
+                    group.tree is not None
+                    and output.finish_reason is None
+                    and output.new_logprobs is None
+                    and not output.events
+                    and fork_id not in output.new_token_ids
+                ):
+                    # Nearly every output of a forked request: worth a way of its own.
+                    node = thread.node
+                    if node is not None and not node.closed:
+                        group.tree.extend(node, output.new_token_ids, step)
+                else:
+                    self._take(thread, output)
                 group.sampled_in(step)
         return plain
 
@@ -79,7 +92,6 @@ class Restoring(GroupKeeping):
     def _take(self, thread: Thread, output: EngineCoreOutput) -> None:
         """Take a thread's new tokens into the tree, fork where it says so, and close its node where it ends."""
         group, tokens = thread.group, output.new_token_ids
-        self._touched[group] = None
         carry(thread, output)
         path_length = thread.request.num_tokens - len(tokens)
         tree = group.tree or group.plant(thread.request.num_output_tokens - len(tokens))
