@@ -2,7 +2,6 @@
 
 import time
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -12,9 +11,6 @@ from apar import admission
 from apar.scheduler.copying import Hit
 from apar.scheduler.group import Thread
 from apar.scheduler.keeping import GroupKeeping
-
-if TYPE_CHECKING:
-    pass
 
 logger = init_logger(__name__)
 _order = attrgetter("order")
