@@ -10,7 +10,7 @@ Source: APAR paper, sections 3.4.1 (tree), 3.4.5 (lines 23-29) and 3.4.6 (restor
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Kind(StrEnum):
@@ -58,8 +58,7 @@ class Node:
     next_sibling: "Node | None" = None
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A node as it is reported: numbers in restored order, [start, end) in restored output tokens."""
 
     node: int

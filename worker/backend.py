@@ -6,8 +6,9 @@ in another process, can stand behind it.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from apar.tree import Span
 from jobs.results import Stats
 from jobs.sampling import Sampling
 
@@ -34,19 +35,6 @@ class Sample:
     """Of the restored answer, all threads together."""
     seed: int | None
     decoding: Decoding = Decoding()
-
-
-class Span(NamedTuple):
-    """A paragraph node as the engine reports it: [start, end) in tokens of the restored answer."""
-
-    node: int
-    parent: int | None
-    kind: str
-    thread: int
-    start: int
-    end: int
-    first_step: int
-    last_step: int
 
 
 @dataclass(frozen=True, slots=True)

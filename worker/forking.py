@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from apar.options import ForkLimits, OptionError, engine_options
+from apar.tree import Span
 from jobs.errors import BadInput, Unavailable
 from jobs.forking import read_model_options
 from jobs.results import Stats
 from jobs.settings import ModelAlias
-from worker.backend import Decoding, Receipt, Span
+from worker.backend import Decoding, Receipt
 from worker.prompts import PromptEncoder, load_tokenizer
 
 SCHEDULER = "apar.scheduler.ForkingScheduler"

@@ -128,12 +128,9 @@ class Group:
             nodes = [[0, None, "root", 0, 0, num_output_tokens, 0, max(steps - 1, 0)]]
         else:
             nodes = [
-                [
-                    span.node, span.parent, span.kind, span.thread, span.start, span.end,
-                    span.first_step - first, span.last_step - first,
-                ]
+                list(span._replace(first_step=span.first_step - first, last_step=span.last_step - first))
                 for span in self.tree.spans()
-            ]  # fmt: skip
+            ]
         num_forks = 0 if self.tree is None else self.tree.num_forks
         return {
             "version": RECEIPT_VERSION,
