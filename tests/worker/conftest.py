@@ -5,6 +5,7 @@ import pytest
 from database_fixtures import Templates, postgresql_server, templates
 
 from db.session import Database
+from jobs.settings import QueueSettings, Settings
 
 __all__ = ["postgresql_server", "templates"]
 
@@ -20,3 +21,10 @@ def database(sqlite_url: str) -> Iterator[Database]:
     database = Database(sqlite_url)
     yield database
     database.dispose()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Shards of 4 rows; nothing of the machine's own configuration."""
+    monkeypatch.chdir(tmp_path)
+    return Settings(home=tmp_path / "home", queue=QueueSettings(shard_rows=4, flush_s=0.01, rows_in_flight=64))

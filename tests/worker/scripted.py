@@ -235,3 +235,16 @@ def answers_of(database: Database, job_id: str) -> dict[int, list[str]]:
         assert row.node == 0
         answers.setdefault(row.row_index, []).append(row.text)
     return answers
+
+
+OWNER = "A" * 26
+
+
+def with_queue(settings: Settings, **values: Any) -> Settings:
+    return settings.model_copy(update={"queue": settings.queue.model_copy(update=values)})
+
+
+def make_loop(
+    database: Database, settings: Settings, backend: ScriptedBackend, encoder: NumberEncoder | None = None
+) -> ShardLoop:
+    return ShardLoop(database, settings, OWNER, DEFAULT_MODEL, backend, encoder or NumberEncoder())  # type: ignore[arg-type]

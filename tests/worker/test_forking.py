@@ -10,9 +10,10 @@ import pytest
 from tiny_models import CHILD, FORK, make_tiny_model
 
 from apar.options import ForkLimits, request_options
+from apar.tree import Span
 from jobs.errors import BadInput, Unavailable
 from jobs.settings import ForkSettings, ModelAlias, Settings
-from worker.backend import Decoding, Span
+from worker.backend import Decoding
 from worker.check import check_file
 from worker.forking import SCHEDULER, load_encoder, read_receipt, request_config, scheduler_args
 

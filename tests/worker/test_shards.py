@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted import (
+    OWNER,
     Loops,
     NumberEncoder,
     ScriptedBackend,
@@ -14,44 +14,29 @@ from scripted import (
     answers_of,
     eventually,
     job_of,
+    make_loop,
     receipt,
     refuse,
     rows_of,
     shards_of,
     submit,
+    with_queue,
 )
 from sqlalchemy import Connection, update
 from sqlalchemy.exc import OperationalError
 
 from db.models import Shard
 from db.session import Database
-from jobs import ending, leases, service
-from jobs.settings import DEFAULT_MODEL, ModelAlias, QueueSettings, Settings
-from worker.backend import Decoding, Finished, Refused, Sample
+from jobs import ending, leases
+from jobs.settings import DEFAULT_MODEL, Settings
+from worker.backend import Finished, Refused, Sample
 from worker.heartbeat import Heartbeat
 from worker.shards import ShardLoop
 
-OWNER, OTHER = "A" * 26, "B" * 26
+OTHER = "B" * 26
 NEVER_S = 1000.0
 
 MakeLoop = Callable[..., ShardLoop]
-
-
-@pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Shards of 4 rows; nothing of the machine's own configuration."""
-    monkeypatch.chdir(tmp_path)
-    return Settings(home=tmp_path / "home", queue=QueueSettings(shard_rows=4, flush_s=0.01, rows_in_flight=64))
-
-
-def with_queue(settings: Settings, **values: Any) -> Settings:
-    return settings.model_copy(update={"queue": settings.queue.model_copy(update=values)})
-
-
-def make_loop(
-    database: Database, settings: Settings, backend: ScriptedBackend, encoder: NumberEncoder | None = None
-) -> ShardLoop:
-    return ShardLoop(database, settings, OWNER, DEFAULT_MODEL, backend, encoder or NumberEncoder())  # type: ignore[arg-type]
 
 
 def beat(database: Database, settings: Settings, loop: ShardLoop) -> None:
@@ -465,82 +450,3 @@ def test_a_database_that_stays_away_does_not_keep_a_stopping_worker(sqlite_url: 
     database.num_refused = 0
     assert shards_of(database, job)[0].state == "leased"  # it expires, and another worker takes it
     database.dispose()
-
-
-def forked(sample: Sample) -> Finished:
-    """Two threads: "one: detail two"."""
-    nodes = [[0, None, "root", 0, 0, 1, 0, 0], [1, 0, "detail", 1, 1, 2, 2, 2], [2, 0, "sibling", 0, 2, 4, 1, 2]]
-    return Finished(sample.key, "one: detail two", "stop", (5, 6, 7, 2), receipt(1, 4, nodes, steps=3))
-
-
-FORKING = ModelAlias(fork_token="[Fork]", child_token="[Child]")
-
-
-def with_model(settings: Settings, **aliases: ModelAlias) -> Settings:
-    return settings.model_copy(update={"models": {**settings.models, **aliases}})
-
-
-def test_a_forked_answer_is_stored_with_its_tree_and_each_nodes_text(database: Database, settings: Settings) -> None:
-    settings = with_model(settings, **{DEFAULT_MODEL: FORKING})
-    job = submit(database, settings, 1, decoding="apar")
-    backend = ScriptedBackend(forked, can_fork=True)
-    make_loop(database, settings, backend).run_available()
-    assert [sample.decoding for sample in backend.seen] == [Decoding(True)]
-    detail = service.request_detail(database, job, 0)
-    (sample,) = detail["samples"]
-    assert (sample["stats"]["threads"], sample["stats"]["forks"], sample["stats"]["steps"]) == (2, 1, 3)
-    assert [(n["kind"], n["thread"], n["text"]) for n in sample["tree"]] == [
-        ("root", 0, "one"), ("detail", 1, ":"), ("sibling", 0, " detail two")
-    ]  # fmt: skip
-    assert "".join(n["text"] for n in sample["tree"]) == sample["output"]
-
-
-def test_a_job_that_says_ar_never_forks_whatever_the_model_can(database: Database, settings: Settings) -> None:
-    settings = with_model(settings, **{DEFAULT_MODEL: FORKING})
-    submit(database, settings, 2)
-    backend = ScriptedBackend(answer, can_fork=True)
-    make_loop(database, settings, backend).run_available()
-    assert {sample.decoding for sample in backend.seen} == {Decoding(False)}
-
-
-def test_a_worker_whose_model_cannot_fork_fails_a_job_that_must_with_the_remedy(
-    database: Database, settings: Settings
-) -> None:
-    job = submit(database, with_model(settings, **{DEFAULT_MODEL: FORKING}), 6, decoding="apar")
-    backend = ScriptedBackend(answer)
-    loop = make_loop(database, settings, backend)
-    loop.run_available()
-    assert backend.seen == []
-    found = job_of(database, job)
-    assert (found.state, found.num_failed) == ("failed", 6)
-    assert "has no control tokens: name fork_token and child_token in [models.smollm2-135m]" in found.error
-    assert loop.rows_in_flight.has_room
-    assert ending.retry(database, job) == 6
-    make_loop(database, settings, ScriptedBackend(forked, can_fork=True)).run_available()
-    assert job_of(database, job).state == "completed"
-
-
-def test_a_jobs_share_goes_to_the_engine_with_its_id(database: Database, settings: Settings) -> None:
-    shared = submit(database, settings, 1, kv_share=0.25)
-    submit(database, settings, 1)
-    backend = ScriptedBackend(answer)
-    make_loop(database, settings, backend).run_available()
-    assert {s.decoding for s in backend.seen} == {Decoding(False, shared, 0.25), Decoding(False)}
-
-
-def test_a_job_takes_its_share_of_the_rows_in_flight_while_another_waits(
-    database: Database, settings: Settings
-) -> None:
-    first = submit(database, settings, [f"row {n}" for n in range(16)], kv_share=0.5)
-    second = submit(database, settings, [f"row {n}" for n in range(100, 108)])
-    backend = ScriptedBackend()
-    loops = Loops(make_loop(database, with_queue(settings, rows_in_flight=16), backend), 6)
-    # Half of the 16 places are the first job's, though all its rows are older.
-    backend.wait_for_rows(*range(8), *range(100, 108))
-    backend.finish(*range(100, 108))
-    eventually(lambda: job_of(database, second).state == "completed", "the second job ends")
-    # Nobody waits any more: the first job may have all the places.
-    backend.wait_for_rows(*range(16))
-    backend.finish(*range(16))
-    loops.join()
-    assert job_of(database, first).state == "completed"

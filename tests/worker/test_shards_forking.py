@@ -1,0 +1,97 @@
+"""Forked answers and shares of the KV budget in the shard loop: what the engine is told, and what is stored."""
+
+from scripted import (
+    Loops,
+    ScriptedBackend,
+    answer,
+    eventually,
+    job_of,
+    make_loop,
+    receipt,
+    submit,
+    with_queue,
+)
+
+from db.session import Database
+from jobs import ending, service
+from jobs.settings import DEFAULT_MODEL, ModelAlias, Settings
+from worker.backend import Decoding, Finished, Sample
+
+
+def forked(sample: Sample) -> Finished:
+    """Two threads: "one: detail two"."""
+    nodes = [[0, None, "root", 0, 0, 1, 0, 0], [1, 0, "detail", 1, 1, 2, 2, 2], [2, 0, "sibling", 0, 2, 4, 1, 2]]
+    return Finished(sample.key, "one: detail two", "stop", (5, 6, 7, 2), receipt(1, 4, nodes, steps=3))
+
+
+FORKING = ModelAlias(fork_token="[Fork]", child_token="[Child]")
+
+
+def with_model(settings: Settings, **aliases: ModelAlias) -> Settings:
+    return settings.model_copy(update={"models": {**settings.models, **aliases}})
+
+
+def test_a_forked_answer_is_stored_with_its_tree_and_each_nodes_text(database: Database, settings: Settings) -> None:
+    settings = with_model(settings, **{DEFAULT_MODEL: FORKING})
+    job = submit(database, settings, 1, decoding="apar")
+    backend = ScriptedBackend(forked, can_fork=True)
+    make_loop(database, settings, backend).run_available()
+    assert [sample.decoding for sample in backend.seen] == [Decoding(True)]
+    detail = service.request_detail(database, job, 0)
+    (sample,) = detail["samples"]
+    assert (sample["stats"]["threads"], sample["stats"]["forks"], sample["stats"]["steps"]) == (2, 1, 3)
+    assert [(n["kind"], n["thread"], n["text"]) for n in sample["tree"]] == [
+        ("root", 0, "one"), ("detail", 1, ":"), ("sibling", 0, " detail two")
+    ]  # fmt: skip
+    assert "".join(n["text"] for n in sample["tree"]) == sample["output"]
+
+
+def test_a_job_that_says_ar_never_forks_whatever_the_model_can(database: Database, settings: Settings) -> None:
+    settings = with_model(settings, **{DEFAULT_MODEL: FORKING})
+    submit(database, settings, 2)
+    backend = ScriptedBackend(answer, can_fork=True)
+    make_loop(database, settings, backend).run_available()
+    assert {sample.decoding for sample in backend.seen} == {Decoding(False)}
+
+
+def test_a_worker_whose_model_cannot_fork_fails_a_job_that_must_with_the_remedy(
+    database: Database, settings: Settings
+) -> None:
+    job = submit(database, with_model(settings, **{DEFAULT_MODEL: FORKING}), 6, decoding="apar")
+    backend = ScriptedBackend(answer)
+    loop = make_loop(database, settings, backend)
+    loop.run_available()
+    assert backend.seen == []
+    found = job_of(database, job)
+    assert (found.state, found.num_failed) == ("failed", 6)
+    assert "has no control tokens: name fork_token and child_token in [models.smollm2-135m]" in found.error
+    assert loop.rows_in_flight.has_room
+    assert ending.retry(database, job) == 6
+    make_loop(database, settings, ScriptedBackend(forked, can_fork=True)).run_available()
+    assert job_of(database, job).state == "completed"
+
+
+def test_a_jobs_share_goes_to_the_engine_with_its_id(database: Database, settings: Settings) -> None:
+    shared = submit(database, settings, 1, kv_share=0.25)
+    submit(database, settings, 1)
+    backend = ScriptedBackend(answer)
+    make_loop(database, settings, backend).run_available()
+    assert {s.decoding for s in backend.seen} == {Decoding(False, shared, 0.25), Decoding(False)}
+
+
+def test_a_job_takes_its_share_of_the_rows_in_flight_while_another_waits(
+    database: Database, settings: Settings
+) -> None:
+    first = submit(database, settings, [f"row {n}" for n in range(16)], kv_share=0.5)
+    second = submit(database, settings, [f"row {n}" for n in range(100, 108)])
+    backend = ScriptedBackend()
+    loops = Loops(make_loop(database, with_queue(settings, rows_in_flight=16), backend), 6)
+    # Half of the 16 places are the first job's, though all its rows are older.
+    backend.wait_for_rows(*range(8), *range(100, 108))
+    backend.finish(*range(100, 108))
+    eventually(lambda: job_of(database, second).state == "completed", "the second job ends")
+    # Nobody waits any more: the first job may have all the places.
+    backend.wait_for_rows(*range(16))
+    backend.finish(*range(16))
+    loops.join()
+    assert job_of(database, first).state == "completed"
