@@ -4,9 +4,9 @@ The scheduler says what is free and what waits; the answer is what to admit. Thr
 
 1. Order. Threads of started requests come first, oldest request first, in fork order; then requests that have not
    started. When one does not fit, nothing younger passes it; forks may pass everybody but an older fork.
-2. Room. A fork is the growth of a running thread: it starts at once if its block is free, for a moment later its
-   parent may be gone, and the block to copy with it. Everybody else starts only if room is left for the running threads
-   to grow into; without it the next steps would evict what was just admitted, and compute it twice.
+2. Room. Everybody starts only if room is left for the running threads to grow into; without it the next steps would
+   evict what was just admitted, and compute it twice. A fork leaves less: a moment later its parent may be gone, and
+   the block to copy with it. An urgent one leaves nothing.
 3. Progress. With nothing running, the first candidate always starts. As the engine evicts the youngest thread first,
    the oldest has every block of the pool to itself if it must: a pool that holds one path of `max_model_len` tokens
    finishes every request.
@@ -18,26 +18,38 @@ share.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 from typing import Protocol, TypeVar
 
 
 class Start(Enum):
-    """How a waiting thread would start; the value: blocks to leave free for each running thread.
+    """How a waiting thread would start."""
 
-    Measured by replaying real answers (benchmarks/replay.py): more than this idles the pool, less evicts more. To
-    predict each thread's growth from those that have ended was no better in simulation, and is not done.
-    """
-
-    FORK = 0.0
+    URGENT = auto()
+    """A fresh child that takes the last block: its parent runs no more, but left the block to copy; or no block was
+    free, and a younger request had to give way."""
+    FORK = auto()
     """A fresh child whose parent runs."""
-    RESUMED = 0.5
-    """A preempted thread, or a child whose parent runs no more. Half a block is what a thread has left on average."""
-    FRESH = 1.0
-    """A request that has not started. It will fork, and so will those that run."""
+    RESUMED = auto()
+    """A preempted thread, or a child that finds nothing to copy."""
+    FRESH = auto()
+    """A request that has not started."""
 
-    def reserve(self, num_running: int) -> int:
-        return -int(-self.value * num_running // 1)
+    @property
+    def forks(self) -> bool:
+        return self in (Start.URGENT, Start.FORK)
+
+    def reserve(self, num_running: int, num_young: int) -> int:
+        """Blocks to leave free for the running threads, of which so many are young: about to fork.
+
+        Measured by replaying real answers (benchmarks/replay.py): more idles the pool, less evicts more. Half a block
+        is what a thread has left on average; one that is about to fork will grow by a block and its children's.
+        """
+        if self is Start.URGENT:
+            return 0
+        if self is Start.FORK:
+            return -(-num_running // 4)
+        return 2 * num_young - (-(num_running - num_young) // 2)
 
 
 class Waiting(Protocol):
@@ -48,6 +60,11 @@ class Waiting(Protocol):
 
     @property
     def start(self) -> Start: ...
+
+    @property
+    def young(self) -> bool:
+        """Whether it is about to fork once it runs."""
+        ...
 
 
 W = TypeVar("W", bound=Waiting)
@@ -61,6 +78,8 @@ class Room:
     num_free_blocks: int
     num_running: int
     max_running: int
+    num_young: int = 0
+    """Of the running threads, those that are about to fork."""
 
 
 @dataclass(slots=True)
@@ -71,6 +90,7 @@ class PoolUse:
     """The part of the budget it may hold while another pool waits."""
     num_blocks: int = 0
     num_running: int = 0
+    num_young: int = 0
 
     def limit(self, room: Room) -> int:
         return int(self.share * room.num_blocks)
@@ -94,19 +114,19 @@ def admit(
     chosen: list[W] = []
     full: set[str] = set()
     held_up = False
-    free, running = room.num_free_blocks, room.num_running
+    free, running, young = room.num_free_blocks, room.num_running, room.num_young
     for candidate in waiting:
         start, pool = candidate.start, candidate.pool
         if running >= room.max_running or (held_up and start is Start.FRESH):
             break
-        if (held_up and start is not Start.FORK) or pool in full:
+        if (held_up and not start.forks) or pool in full:
             continue
         blocks = need(candidate)
         use = None if pools is None or pool is None else pools.get(pool)
         if use is not None and pool is not None and not _fits_share(room, use, blocks, start, contended(pool)):
             full.add(pool)
             continue
-        if running and blocks + start.reserve(running) > free:
+        if running and blocks + start.reserve(running, young) > free:
             if start is not Start.RESUMED:
                 break
             held_up = True
@@ -114,16 +134,18 @@ def admit(
         chosen.append(candidate)
         free -= blocks
         running += 1
+        young += candidate.young
         if use is not None:
             use.num_blocks += blocks
             use.num_running += 1
+            use.num_young += candidate.young
     return chosen
 
 
 def _fits_share(room: Room, use: PoolUse, blocks: int, start: Start, contended: bool) -> bool:
     if not contended or not use.num_running:
         return True
-    return use.num_blocks + blocks + start.reserve(use.num_running) <= use.limit(room)
+    return use.num_blocks + blocks + start.reserve(use.num_running, use.num_young) <= use.limit(room)
 
 
 def surplus(room: Room, use: PoolUse, contended: bool) -> int:

@@ -23,12 +23,13 @@ class Admitting(GroupKeeping):
         self._scheduling_step += 1
         if self.waiting:
             self._take_waiting()
-        if self._waiting_threads:
-            self._admit()
         if self._unsorted:
             # The base evicts from the end.
             self.running.sort(key=self._order_of)
             self._unsorted = False
+        if self._waiting_threads:
+            self._make_way()
+            self._admit()
         output = super().schedule(throttle_prefills)
         if output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids:
             self._note_starts(output)
@@ -76,12 +77,41 @@ class Admitting(GroupKeeping):
             self._waiting_threads.discard(thread)
             self.waiting.add_request(thread.request)
 
+    def _make_way(self) -> None:
+        """Say which fresh children can wait no longer, and where no block is free for one whose parent runs, let the
+        youngest thread of a younger request give its own back."""
+        pool = self.kv_cache_manager.block_pool
+        num_free = pool.get_num_free_blocks()
+        for thread in self._waiting_threads.fresh_children():
+            parent = thread.parent
+            assert parent is not None
+            thread.urgent = not parent.running and self._finds_copy(thread)
+            if not parent.running and not thread.urgent:
+                continue
+            if num_free <= 0 and not self._num_sharing and len(self.running) > 1:
+                youngest = self._threads.get(self.running[-1].request_id)
+                if youngest is None or youngest.group.order <= thread.group.order:
+                    continue
+                self.running.pop()
+                num_free -= pool.get_num_free_blocks()
+                self._preempt_request(youngest.request, time.monotonic())
+                num_free += pool.get_num_free_blocks()
+                thread.urgent = True
+            num_free -= 1
+        self._take_waiting()
+
+    def _finds_copy(self, thread: Thread) -> bool:
+        num_found: int = self._get_local_prefix_cache_hit(thread.request)[1]
+        return num_found >= thread.shared - 1
+
     def _room(self) -> admission.Room:
+        threads = (self._threads.get(request.request_id) for request in self.running)
         return admission.Room(
             self._num_blocks,
             self.kv_cache_manager.block_pool.get_num_free_blocks(),
             len(self.running),
             self.max_num_active_reqs,
+            sum(thread is not None and thread.young for thread in threads),
         )
 
     def _need(self, thread: Thread) -> int:
@@ -114,6 +144,7 @@ class Admitting(GroupKeeping):
                 continue
             use = uses.setdefault(thread.pool, admission.PoolUse(share))
             use.num_running += 1
+            use.num_young += thread.young
             held = self._block_ids(request)
             use.num_blocks += max(0, -(-request.num_tokens // self.block_size) - len(held))
             blocks.setdefault(thread.pool, set()).update(held)
@@ -209,6 +240,7 @@ class Admitting(GroupKeeping):
             thread.running = False
             thread.preempted_step = self._scheduling_step
             group.num_running -= 1
+            self._partial_blocks.leave(thread)
         super()._preempt_request(request, timestamp, drop_stale_output)
 
     def _get_local_prefix_cache_hit(self, request: Request) -> Hit:

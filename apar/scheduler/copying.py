@@ -1,18 +1,24 @@
 """Fork by copy: a thread that starts finds more of its path in the KV cache than vLLM's look-up of full blocks does.
 
-A running thread of the same group has the path's last, partial block, too. A hit that ends inside a block makes vLLM
+A running thread of the same group has the path's last, partial block, too, and one that has stopped left it behind in
+the cache. A hit that ends inside a block makes vLLM
 copy that block for the new request: the paper's "at most one" (section 3.4.5). Without it the block is computed again.
 """
 
+from collections.abc import Iterator
+from itertools import count
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from apar.scheduler.group import Thread
+from apar.scheduler.group import Left, Thread
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
+
+_numbers = count()
 
 Hit = tuple[KVCacheBlocks, int, int, bool]
 """Of vLLM's look-up: blocks, the positions they hold, and two figures that only other kinds of attention use."""
@@ -35,32 +41,59 @@ class PartialBlocks:
 
     def extend(self, thread: Thread, hit: Hit, step: int) -> Hit:
         """The ordinary look-up's result, or a longer one that ends inside a block."""
-        if not self._works or thread.parent is None:
+        if not self._works:
+            return hit
+        if thread.left is not None and self._manager.prefix_cache_lookup_enabled(thread.request):
+            # At least one position has to be computed, for its logits.
+            num_own = min(thread.left.num_positions, thread.request.num_tokens - 1)
+            if (own := self._left(thread, num_own, hit)) is not None:
+                return own
+        if thread.parent is None:
             return hit
         # Whoever samples [Fork] has the keys and values of everything before it, but not yet of [Fork] itself.
         num_shared = thread.shared - 1
-        if num_shared <= hit[1] or (holder := _holder(thread, num_shared, step)) is None:
+        if num_shared <= hit[1]:
             return hit
-        held = self._manager.get_blocks(holder.request.request_id).blocks[0]
-        blocks = list(held[: -(-num_shared // self._block_size)])
-        return self._manager.create_kv_cache_blocks((blocks,)), num_shared, 0, False
+        others = list(_on_path(thread, num_shared))
+        for other in others:
+            # One that has started in this very step is none: the copy of its own partial block is still to come.
+            if other.running and other.started_step < step and other.request.num_computed_tokens >= num_shared:
+                held = self._manager.get_blocks(other.request.request_id).blocks[0]
+                blocks = list(held[: -(-num_shared // self._block_size)])
+                return self._manager.create_kv_cache_blocks((blocks,)), num_shared, 0, False
+        return next((left for other in others if (left := self._left(other, num_shared, hit)) is not None), hit)
+
+    def _left(self, thread: Thread, num_positions: int, hit: Hit) -> Hit | None:
+        """A hit of so many positions, whose last block is one that `thread` left and whose others are cached."""
+        if thread.left is None or num_positions // self._block_size * self._block_size != hit[1]:
+            return None
+        block = thread.left.partial(num_positions, self._block_size)
+        if block is None:
+            return None
+        return self._manager.create_kv_cache_blocks(([*hit[0].blocks[0], block],)), num_positions, 0, False
+
+    def leave(self, thread: Thread) -> None:
+        """Note what a thread that is about to give its blocks back leaves, and let its partial block be kept, too."""
+        if not self._works:
+            return
+        request = thread.request
+        num_positions = request.num_computed_tokens - request.num_in_flight_tokens
+        held = self._manager.get_blocks(request.request_id).blocks[0][: -(-num_positions // self._block_size)]
+        if held and held[-1].block_hash is None:
+            # No look-up of vLLM's finds this hash. A block that has one is reused after those that have none.
+            held[-1].set_block_hash(BlockHashWithGroupId(b"left %d" % next(_numbers)))
+        thread.left = Left(num_positions, [(block, block.block_hash) for block in held])
 
 
-def _holder(thread: Thread, num_positions: int, step: int) -> Thread | None:
-    """A running thread of the group that has the first so many positions of this thread's path in its blocks.
+def _on_path(thread: Thread, num_positions: int) -> Iterator[Thread]:
+    """Threads of the group that have the first so many positions of this thread's path as their own.
 
-    That is the parent, or a thread that branched off the parent's path at or behind this fork, or below one that did.
-    One that has started in this very step is none: the copy of its own partial block is still to come.
+    That is the parent, and every thread that branched off the parent's path at or behind this fork, or below one that
+    did.
     """
     on_path = {thread.parent}
     for other in thread.group.threads:
         if other.parent in on_path and other is not thread and other.shared > num_positions:
             on_path.add(other)
-        if (
-            other in on_path
-            and other.running
-            and other.started_step < step
-            and other.request.num_computed_tokens >= num_positions
-        ):
-            return other
-    return None
+        if other in on_path:
+            yield other

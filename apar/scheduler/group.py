@@ -20,9 +20,28 @@ from apar.tree import Node, ParagraphTree
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 
 RECEIPT_VERSION = 1
+YOUNG_TOKENS = 96
+"""A root thread that has not forked by then will hardly do so."""
 CHILD_ID = "{root}#thread{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a thread that stopped left in the free part of the cache, until somebody else takes the blocks."""
+
+    num_positions: int
+    blocks: "list[tuple[KVCacheBlock, BlockHashWithGroupId | None]]"
+    """Each with its hash at that time. A block that is taken loses that object, and with it this entry its worth."""
+
+    def partial(self, num_positions: int, block_size: int) -> "KVCacheBlock | None":
+        """The block in which so many positions end, if it still holds them."""
+        if num_positions > self.num_positions or num_positions % block_size == 0:
+            return None
+        block, mark = self.blocks[num_positions // block_size]
+        return block if mark is not None and block.block_hash is mark else None
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +68,10 @@ class Thread:
     """Positions found in the cache at its latest start."""
     preempted_step: int = 0
     """Scheduler step of its latest preemption."""
+    urgent: bool = False
+    """Waits to be forked and can wait no longer (see `admission.Start`); said anew before each admission."""
+    left: "Left | None" = None
+    """What it left in the cache when it ran last."""
     num_computed_before: int = 0
     """Positions whose keys and values had been computed before the latest preemption."""
 
@@ -59,9 +82,28 @@ class Thread:
 
     @property
     def start(self) -> Start:
-        if self.started_step == 0 and self.parent is None:
+        if self.started_step:
+            return Start.RESUMED
+        if self.parent is None:
             return Start.FRESH
-        return Start.FORK if self.started_step == 0 and self.parent and self.parent.running else Start.RESUMED
+        if self.urgent:
+            return Start.URGENT
+        return Start.FORK if self.parent.running else Start.RESUMED
+
+    @property
+    def fresh_child(self) -> bool:
+        """Whether it was forked and has never run."""
+        return self.parent is not None and self.started_step == 0 and not self.finished
+
+    @property
+    def young(self) -> bool:
+        """Whether it is about to fork."""
+        return (
+            self.parent is None
+            and self.num_children == 0
+            and self.group.may_fork
+            and self.request.num_output_tokens < YOUNG_TOKENS
+        )
 
     @property
     def pool(self) -> str | None:

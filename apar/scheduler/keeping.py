@@ -146,6 +146,8 @@ class GroupKeeping(Base):  # type: ignore[misc]
         thread.running = False
         group.num_running -= 1
         group.leaving.append(self._holding(thread))
+        if any(other.parent is thread and other.fresh_child for other in group.threads):
+            self._partial_blocks.leave(thread)
         if group.tree is not None:
             self._evict_own_blocks(thread)
 

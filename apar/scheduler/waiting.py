@@ -47,16 +47,23 @@ class WaitingThreads:
         waiting.extend(line[0] for line in self._fresh.values())
         return {thread.pool: thread.group.options.pool_share for thread in waiting}
 
+    def fresh_children(self) -> list[Thread]:
+        """Those that no more than room keeps from starting, oldest first."""
+        return [thread for thread in self._started_offered() if thread.fresh_child]
+
     def candidates(self, most: int) -> Iterator[Thread]:
         """The next to go, in order: no more of a group than its width allows, and `most` fresh ones of each pool."""
+        yield from self._started_offered()
+        heads = [line[:most] for line in self._fresh.values()]
+        yield from heads[0] if len(heads) == 1 else sorted((thread for head in heads for thread in head), key=_order)
+
+    def _started_offered(self) -> Iterator[Thread]:
         offered: Counter[Group] = Counter()
         for thread in self._started:
             group = thread.group
             if group.num_running + offered[group] < group.limits.max_width:
                 offered[group] += 1
                 yield thread
-        heads = [line[:most] for line in self._fresh.values()]
-        yield from heads[0] if len(heads) == 1 else sorted((thread for head in heads for thread in head), key=_order)
 
     def _line(self, thread: Thread) -> list[Thread]:
         fresh = thread.parent is None and thread.started_step == 0

@@ -79,6 +79,7 @@ class Thread:
     blocks: list[int] = field(default_factory=list)
     running: bool = False
     ended: bool = False
+    urgent: bool = False
 
     @property
     def pool(self) -> str | None:
@@ -94,7 +95,13 @@ class Thread:
             return Start.RESUMED
         if self.parent is None:
             return Start.FRESH
-        return Start.FORK if self.parent.running else Start.RESUMED
+        if not self.parent.running:
+            return Start.RESUMED  # its block is forgotten: it can be no urgent fork
+        return Start.URGENT if self.urgent else Start.FORK
+
+    @property
+    def young(self) -> bool:
+        return self.parent is None and not self.num_forks and self.num_sampled < 96
 
 
 @dataclass(slots=True)
@@ -109,6 +116,8 @@ class Step:
     """By the engine, for want of blocks."""
     given_back: list[Thread] = field(default_factory=list)
     """By the policy, for a pool over its share."""
+    gave_way: list[Thread] = field(default_factory=list)
+    """For a fork of an older group, when no block was free."""
     served: list[Thread] = field(default_factory=list)
     """Those that sampled a token."""
 
@@ -171,7 +180,7 @@ class SimulatedEngine:
         self._serve_running(step)
         if not step.evicted:
             self._start_chosen(step)
-        self.num_evictions += len(step.evicted)
+        self.num_evictions += len(step.evicted) + len(step.gave_way)
         step.served = list(self.running)
         for thread in step.served:
             self._sample(thread)
@@ -183,13 +192,15 @@ class SimulatedEngine:
         for thread in self.running:
             if thread.pool in uses:
                 uses[thread.pool].num_running += 1
+                uses[thread.pool].num_young += thread.young
                 held[thread.pool].update(thread.blocks)
         for pool, blocks in held.items():
             uses[pool].num_blocks = len(blocks)
         return uses
 
     def room(self) -> Room:
-        return Room(self.num_blocks, len(self.free), len(self.running), self.max_running)
+        num_young = sum(thread.young for thread in self.running)
+        return Room(self.num_blocks, len(self.free), len(self.running), self.max_running, num_young)
 
     def contended(self, pool: str) -> bool:
         """Whether another pool waited when the step began: a thread that is given back in it does not count."""
@@ -216,8 +227,27 @@ class SimulatedEngine:
                 step.given_back.append(mine.pop())
                 self._evict(step.given_back[-1])
         self.on_surplus()
-        step.candidates = {thread: thread.start for thread in sorted(self.waiting, key=line_of)}
+        self._make_way(step)
+        line = [thread for thread in sorted(self.waiting, key=line_of) if thread not in step.gave_way]
+        step.candidates = {thread: thread.start for thread in line}
         step.chosen = admission.admit(self.room(), step.candidates, self.need, self.pools(), self.contended)
+
+    def _make_way(self, step: Step) -> None:
+        num_free = len(self.free)
+        for thread in sorted(self.waiting, key=line_of):
+            thread.urgent = False
+            if thread.start is not Start.FORK:
+                continue
+            if num_free <= 0 and not self.pools() and len(self.running) > 1:
+                youngest = self.running[-1]
+                if youngest.group.number <= thread.group.number:
+                    continue
+                num_free -= len(self.free)
+                step.gave_way.append(youngest)
+                self._evict(youngest)
+                num_free += len(self.free)
+                thread.urgent = True
+            num_free -= 1
 
     def _serve_running(self, step: Step) -> None:
         index = 0

@@ -11,7 +11,7 @@ from simulated_engine import Group, Request, Script, SimulatedEngine, Step, Thre
 
 from apar.admission import PoolUse, Room, Start, admit, surplus
 
-FORK, RESUMED, FRESH = Start.FORK, Start.RESUMED, Start.FRESH
+URGENT, FORK, RESUMED, FRESH = Start
 POOLS = ("first", "second")
 
 
@@ -21,6 +21,7 @@ class Candidate:
     need: int
     start: Start
     pool: str | None = None
+    young: bool = False
 
 
 def admitted(
@@ -34,16 +35,30 @@ def admitted(
 # Rule by rule
 
 
-@pytest.mark.parametrize(("start", "blocks"), [(FORK, [0, 0, 0, 0]), (RESUMED, [1, 1, 2, 2]), (FRESH, [1, 2, 3, 4])])
-def test_what_stays_free_for_one_to_four_running_threads(start: Start, blocks: list[int]) -> None:
-    assert start.reserve(0) == 0
-    assert [start.reserve(num_running) for num_running in (1, 2, 3, 4)] == blocks
+@pytest.mark.parametrize(
+    ("start", "blocks"),
+    [(URGENT, [0] * 5), (FORK, [1, 1, 1, 1, 2]), (RESUMED, [1, 1, 2, 2, 3]), (FRESH, [1, 1, 2, 2, 3])],
+)
+def test_what_stays_free_for_one_to_five_running_threads(start: Start, blocks: list[int]) -> None:
+    assert start.reserve(0, 0) == 0
+    assert [start.reserve(num_running, 0) for num_running in (1, 2, 3, 4, 5)] == blocks
+
+
+def test_threads_that_are_about_to_fork_keep_more_room() -> None:
+    for start in (RESUMED, FRESH):
+        assert [start.reserve(4, num_young) for num_young in range(5)] == [2, 4, 5, 7, 8]
+    assert FORK.reserve(4, 4) == 1
+    assert URGENT.reserve(4, 4) == 0
 
 
 def test_a_thread_starts_only_when_its_reserve_stays_free() -> None:
     # 3 run and 7 blocks are free.
     room = Room(num_blocks=20, num_free_blocks=7, num_running=3, max_running=9)
-    for start, most in ((FORK, 7), (RESUMED, 5), (FRESH, 4)):
+    for start, most in ((URGENT, 7), (FORK, 6), (RESUMED, 5), (FRESH, 5)):
+        assert admitted(room, [Candidate("a", most, start)]) == "a"
+        assert admitted(room, [Candidate("a", most + 1, start)]) == ""
+    room = Room(num_blocks=20, num_free_blocks=7, num_running=3, max_running=9, num_young=2)
+    for start, most in ((URGENT, 7), (FORK, 6), (RESUMED, 2), (FRESH, 2)):
         assert admitted(room, [Candidate("a", most, start)]) == "a"
         assert admitted(room, [Candidate("a", most + 1, start)]) == ""
 
@@ -54,22 +69,25 @@ def test_those_chosen_before_count_as_running() -> None:
     assert admitted(room, [Candidate("a", 2, RESUMED), Candidate("b", 3, RESUMED)]) == "ab"
     assert admitted(room, [Candidate("a", 2, RESUMED), Candidate("b", 4, RESUMED)]) == "a"
     assert admitted(room, [Candidate("a", 1, RESUMED), Candidate("b", 2, RESUMED), Candidate("c", 1, RESUMED)]) == "abc"
-    assert admitted(room, [Candidate("a", 2, FORK), Candidate("b", 1, FRESH)]) == "ab"
-    assert admitted(room, [Candidate("a", 2, FORK), Candidate("b", 2, FRESH)]) == "a"
+    # A young one keeps 2 blocks from those behind it.
+    assert admitted(room, [Candidate("a", 2, FRESH, young=True), Candidate("b", 1, FRESH)]) == "ab"
+    assert admitted(room, [Candidate("a", 2, FRESH, young=True), Candidate("b", 2, FRESH)]) == "a"
+    assert admitted(room, [Candidate("a", 2, FRESH), Candidate("b", 3, FRESH)]) == "ab"
 
 
-def test_a_fork_takes_the_last_block_and_nobody_else_does() -> None:
+def test_an_urgent_fork_takes_the_last_block_and_nobody_else_does() -> None:
     room = Room(num_blocks=20, num_free_blocks=1, num_running=3, max_running=9)
-    assert admitted(room, [Candidate("a", 1, FORK)]) == "a"
-    assert admitted(room, [Candidate("a", 1, RESUMED)]) == ""
-    assert admitted(room, [Candidate("a", 1, FRESH)]) == ""
+    assert admitted(room, [Candidate("a", 1, URGENT)]) == "a"
+    for start in (FORK, RESUMED, FRESH):
+        assert admitted(room, [Candidate("a", 1, start)]) == ""
 
 
 def test_only_forks_pass_a_thread_that_does_not_fit() -> None:
     room = Room(num_blocks=20, num_free_blocks=8, num_running=1, max_running=9)
     line = [Candidate("a", 8, RESUMED), Candidate("b", 1, RESUMED), Candidate("c", 1, FORK), Candidate("d", 1, RESUMED)]
     assert admitted(room, line) == "c"
-    assert admitted(room, [*line, Candidate("e", 2, FORK), Candidate("f", 5, FORK)]) == "cef"
+    assert admitted(room, [*line, Candidate("e", 2, FORK), Candidate("f", 4, FORK)]) == "cef"
+    assert admitted(room, [*line, Candidate("e", 2, URGENT), Candidate("f", 5, URGENT)]) == "cef"
 
 
 def test_nobody_passes_a_fork_that_does_not_fit() -> None:
@@ -133,9 +151,9 @@ def test_a_pool_at_its_share_starts_nothing_while_another_waits() -> None:
     assert admitted(room, line, {"first": PoolUse(0.5, 7, 1)}, contended=False) == "abc"
 
 
-def test_a_fork_fills_the_share_of_its_pool_and_does_not_exceed_it() -> None:
+def test_an_urgent_fork_fills_the_share_of_its_pool_and_does_not_exceed_it() -> None:
     room = Room(20, 14, 1, 9)
-    line = [Candidate("a", 3, FORK, "first"), Candidate("b", 1, FORK, "first"), Candidate("c", 1, FRESH)]
+    line = [Candidate("a", 3, URGENT, "first"), Candidate("b", 1, URGENT, "first"), Candidate("c", 1, FRESH)]
     assert admitted(room, line, {"first": PoolUse(0.5, 7, 1)}) == "ac"
     assert admitted(room, line, {"first": PoolUse(0.5, 8, 1)}) == "c"
 
@@ -239,7 +257,7 @@ def check_order(engine: SimulatedEngine, step: Step) -> None:
             break
         if thread in left:
             left.remove(thread)
-        elif start is not RESUMED or any(step.candidates[other] is not FORK for other in left):
+        elif start is not RESUMED or any(not step.candidates[other].forks for other in left):
             assert engine.shares.get(thread.pool or "", 1) < 1
             assert thread.pool is not None
             assert engine.contended(thread.pool)
@@ -255,7 +273,7 @@ def check_progress(step: Step, running: list[Thread], started: list[Group]) -> N
         # The oldest group waits for younger ones to end: of its pool, or of no pool, only their forks have passed it.
         waiting = next(thread for thread in step.candidates if thread.group is started[0])
         assert running
-        assert all(step.candidates[t] is FORK for t in step.started if t.pool == waiting.pool)
+        assert all(step.candidates[t].forks for t in step.started if t.pool == waiting.pool)
 
 
 @given(st.randoms(use_true_random=False))
@@ -292,16 +310,27 @@ def test_a_burst_of_forks_ends_in_the_least_budget() -> None:
         assert len(engine.groups[0].threads) == 1 + 19 + 19 * 19
 
 
-def test_a_fork_starts_at_once_in_the_last_block() -> None:
+def test_a_fork_starts_at_once_and_leaves_its_parent_a_block() -> None:
     # 5 + 1 tokens take two blocks; the child's path of 7 shares the first and takes one of its own.
-    engine = SimulatedEngine([Request(5, Script(3, ((1, Script(2)),)))], num_blocks=3, block_size=4)
+    engine = SimulatedEngine([Request(5, Script(3, ((1, Script(2)),)))], num_blocks=4, block_size=4)
     engine.step()
     step = engine.step()
     assert step.candidates == {engine.groups[0].threads[1]: FORK}
     assert step.started == [engine.groups[0].threads[1]]
-    assert not engine.free
+    assert len(engine.free) == 1
     run_checked(engine)
     assert engine.num_evictions == 0
+
+
+def test_a_younger_request_gives_way_to_a_fork_when_no_block_is_free() -> None:
+    requests = [Request(2, Script(8, ((2, Script(10)),))), Request(4, Script(8))]
+    engine = SimulatedEngine(requests, num_blocks=7, block_size=2)
+    first, second = (group.threads[0] for group in engine.groups)
+    step = next(step for step in engine.steps() if step.gave_way or step.evicted)
+    assert (step.gave_way, step.evicted) == ([second], [])
+    assert step.candidates[first.group.threads[1]] is URGENT
+    assert step.started == [first.group.threads[1]]
+    run_checked(engine)
 
 
 def test_a_child_whose_parent_has_ended_is_a_fork_no_more() -> None:
@@ -364,7 +393,7 @@ def test_without_the_reserve_threads_are_evicted_much_more_often(
 ) -> None:
     requests = answers_like_the_papers(80)
     with_reserve = SimulatedEngine(requests, num_blocks, 32).run()
-    monkeypatch.setattr(Start, "reserve", lambda start, num_running: 0)
+    monkeypatch.setattr(Start, "reserve", lambda start, num_running, num_young: 0)
     without = SimulatedEngine(requests, num_blocks, 32).run()
     assert without.num_evictions > 2 * with_reserve.num_evictions
     assert without.num_recomputed > 1.5 * with_reserve.num_recomputed
