@@ -1,0 +1,73 @@
+"""Files and folders that are there whole or not at all: written beside, synced, renamed into place."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write a folder that no crash leaves half written; what stood there before goes."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{folder.name}.new-"
+    for leftover in folder.parent.glob(f"{prefix}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    new = folder.with_name(f"{prefix}{os.getpid()}")
+    new.mkdir()
+    try:
+        fill(new)
+        for path in sorted(new.rglob("*")):
+            if path.is_file():
+                path.chmod(path.stat().st_mode | 0o444)  # safetensors writes 0600
+            sync(path)
+        sync(new)
+        if folder.exists():
+            old = new.with_name(new.name + "-old")
+            folder.rename(old)
+            new.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            new.rename(folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def write_file(path: Path, content: str) -> None:
+    """Replace a file in one step."""
+    new = path.with_name(f".{path.name}.new-{os.getpid()}")
+    new.write_text(content, "utf-8")
+    sync(new)
+    new.replace(path)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_file(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The file's value, or None where there is no such file or no JSON in it."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content, or of nothing where there is no file."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,322 @@
+"""The training run: reads, resumes, loops, evaluates, checkpoints, writes the model.
+
+In the folder `out`: `options.json`, `log.jsonl`, `loss.png`, `checkpoints/`, and at the end `adapter/` (LoRA),
+`model/`, `result.json`. On one process a run that was stopped and started again gives bit for bit what it would have
+given.
+
+Several processes (accelerate's or torchrun's launcher) share each batch's rows and add up their gradients.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apar.errors import AparError, InputError
+from apar.training import adapter, checkpoints, data, files
+from apar.training.interrupts import Interrupts
+from apar.training.log import Log
+from apar.training.model import HeldOut, TrainedModel
+from apar.training.options import TrainingOptions, first_difference
+from apar.training.packing import pack
+from apar.training.sampling import Sampler, take
+from apar.training.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something worth showing while a run goes on."""
+
+    text: str
+    step: int | None = None
+    steps: int | None = None
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+Report = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    finished: bool
+    """False: stopped on request, behind a checkpoint."""
+    step: int
+    steps: int
+    out: Path
+    model: Path | None
+    adapter: Path | None
+    held_out: dict[str, Any] | None
+    figures: dict[str, Any]
+
+
+def train(options: TrainingOptions, report: Report = lambda event: None) -> TrainingResult:
+    """Train, or go on training in `options.out`.
+
+    SIGINT and SIGTERM end it early, with a checkpoint.
+
+    Raises:
+        InputError: the base, the data or an option cannot be used; or `out` holds a run with other options.
+    """
+    from accelerate import PartialState
+    from filelock import FileLock, Timeout
+
+    processes = PartialState(cpu=not torch.cuda.is_available())
+    if not (options.base / "config.json").is_file():
+        raise InputError(f"{options.base} is no model folder: it has no config.json")
+    options.out.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(options.out / ".lock")
+    try:
+        if processes.is_main_process:
+            lock.acquire(timeout=0)
+        done = files.read_json(options.out / "result.json")
+        contents = {"base": files.digest(options.base / "config.json"), "data": files.digest(options.data)}
+        _refuse_another_run(options, contents)
+        if done is not None:
+            return TrainingResult(**{**done, **{k: done[k] and Path(done[k]) for k in ("out", "model", "adapter")}})
+        with adapter.no_bars():
+            run = _Run(options, processes, report)
+            if processes.is_main_process:
+                _claim(options, contents)  # only now: a run that could not begin should not bind the next one
+            return run.go()
+    except Timeout:
+        raise AparError(f"another process is training in {options.out}: wait for it, or give another --out") from None
+    finally:
+        lock.release()
+
+
+def is_main_process() -> bool:
+    """Whether this process writes and shows; of several only one does."""
+    from accelerate import PartialState
+
+    return bool(PartialState(cpu=not torch.cuda.is_available()).is_main_process)
+
+
+def learning_rate(step: int, steps: int, warmup: float) -> float:
+    """The part of the full rate that a step has: a linear rise over the warm-up, then half a cosine down to 0."""
+    rising = math.ceil(warmup * steps)
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
+
+
+def _refuse_another_run(options: TrainingOptions, contents: dict[str, str]) -> None:
+    before = files.read_json(options.out / "options.json")
+    if before is None:
+        return
+    difference = first_difference(before["options"], options.fingerprint())
+    for name, digest in contents.items():
+        if difference is None and before["contents"][name] != digest:
+            difference = f"--{name} holds something else than when the run began"
+    if difference is not None:
+        raise InputError(f"{options.out} holds a run with other options: {difference}; give the same, or another --out")
+
+
+def _claim(options: TrainingOptions, contents: dict[str, str]) -> None:
+    """Note which run this folder holds."""
+    path = options.out / "options.json"
+    if files.read_json(path) is None:
+        places = {"base": str(options.base), "data": str(options.data)}
+        files.write_json(path, {"options": options.fingerprint(), "contents": contents, **places})
+
+
+class _Run:
+    def __init__(self, options: TrainingOptions, processes: Any, report: Report) -> None:
+        self.options = options
+        self.processes = processes
+        self.is_main = bool(processes.is_main_process)
+        self.report = report if self.is_main else lambda event: None
+        self.report(Event(f"reading {options.data}"))
+        self.vocabulary = Vocabulary(options.base, options.fork_text, options.child_text)
+        self.data = data.load(options, self.vocabulary)
+        self.sampler = Sampler(
+            len(self.data.structured), len(self.data.unstructured), options.batch_size, options.structured_share,
+            options.seed,
+        )  # fmt: skip
+        _check_batch(options, self.data)
+        self.steps = self.sampler.steps(options.epochs) if options.epochs else options.steps
+        self.held_out_rows = pack(self.data.held_out, options.row_tokens)
+        self.max_depth = options.max_depth or max(1, *(tree.depth for tree in self.data.trees))
+        self.report(Event(_described(self.data, self.steps)))
+        self.report(Event(f"loading {options.base}"))
+        torch.manual_seed(options.seed)
+        self.model = TrainedModel(options, self.vocabulary, processes.device)
+        self.model.check()
+        self.optimizer = torch.optim.AdamW(
+            self.model.groups(options.lr, options.weight_decay), lr=options.lr, fused=True
+        )
+        self.step = 0
+        self.tokens = 0
+        """Tokens of this run of the program, and the seconds they took."""
+        self.seconds = 0.0
+
+    def go(self) -> TrainingResult:
+        folder = self.options.out / "checkpoints"
+        found = checkpoints.latest(folder)
+        if found is not None:
+            self.step, state = found
+            self.model.load_state(state["weights"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.report(Event(f"going on behind step {self.step} of {self.steps}"))
+        log = Log(self.options.out / "log.jsonl", self.step) if self.is_main else None
+        eval_every = self.options.eval_every or max(1, self.steps // 10)
+        saved = self.step if found else None
+        with Interrupts() as interrupts:
+            if log is not None and self.step == 0:
+                self._evaluate(log)
+            while self.step < self.steps:
+                line = self._one_step(interrupts)
+                if line is None:
+                    if saved != self.step:
+                        self._save(folder)
+                    return self._result(finished=False)
+                self.step += 1
+                if log is not None:
+                    log.write(**line)
+                    if self.step % eval_every == 0 or self.step == self.steps:
+                        self._evaluate(log)
+                        log.draw(self.options.out / "loss.png")
+                self.report(Event("", self.step, self.steps, line))
+                if self.step % self.options.save_every == 0 or self.step == self.steps:
+                    self._save(folder)
+                    saved = self.step
+        if self.is_main:
+            self._write()
+        self.processes.wait_for_everyone()
+        return self._result(finished=True)
+
+    def _one_step(self, interrupts: Interrupts) -> dict[str, Any] | None:
+        """Learn from one batch; None, with the weights as they were, when asked to stop in the middle."""
+        options, began = self.options, time.perf_counter()
+        # Dropout, where a model has any, is then the same however often the run was stopped.
+        torch.manual_seed((options.seed * 1_000_003 + self.step) * 1_000 + self.processes.process_index)
+        trees = take(self.sampler, self.step, self.data.structured, self.data.unstructured)
+        rows = pack(trees, options.row_tokens)
+        num_labels = sum(row.num_labels for row in rows)
+        loss = torch.zeros((), dtype=torch.float32, device=self.model.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        for row in rows[self.processes.process_index :: self.processes.num_processes]:
+            if interrupts.asked and self.processes.num_processes == 1:
+                return None
+            summed = self.model.loss(row) / num_labels
+            summed.backward()
+            loss += summed.detach()
+        if self._shared(loss, interrupts):
+            return None
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.max_grad_norm)
+        if not math.isfinite(norm.item()):
+            raise AparError(f"the gradient of step {self.step + 1} is {norm.item()}: lower --lr, or use --dtype fp32")
+        rate = learning_rate(self.step, self.steps, options.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["rate"] * rate
+        self.model.update(self.optimizer)
+        tokens = sum(row.num_tokens for row in rows)
+        seconds = time.perf_counter() - began
+        self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
+        return {
+            "step": self.step + 1, "loss": loss.item(), "grad_norm": norm.item(), "lr": options.lr * rate,
+            "row_lr": options.row_rate * rate, "answers": len(trees), "tokens": tokens, "labels": num_labels,
+            "seconds": round(seconds, 3),
+        }  # fmt: skip
+
+    def _shared(self, loss: torch.Tensor, interrupts: Interrupts) -> bool:
+        """Add up gradients and losses of all processes; returns whether any was asked to stop."""
+        if self.processes.num_processes == 1:
+            return False
+        from accelerate.utils import reduce
+
+        parameters = self.model.parameters()
+        for parameter in parameters:
+            if parameter.grad is None:  # more processes than rows
+                parameter.grad = torch.zeros_like(parameter)
+        asked = torch.tensor([float(interrupts.asked)], device=loss.device)
+        flat = torch.cat([loss.reshape(1), asked, *(p.grad.reshape(-1) for p in parameters if p.grad is not None)])
+        flat = reduce(flat, "sum")
+        loss.copy_(flat[0])
+        start = 2
+        for parameter in parameters:
+            assert parameter.grad is not None
+            end = start + parameter.numel()
+            parameter.grad.copy_(flat[start:end].view_as(parameter))
+            start = end
+        return bool(flat[1] > 0)
+
+    def _evaluate(self, log: Log) -> None:
+        figures = self.model.evaluate(self.held_out_rows)
+        if figures is not None:
+            log.write(step=self.step, held_out=asdict(figures))
+            self.report(Event(_told(figures), self.step, self.steps, asdict(figures)))
+
+    def _save(self, folder: Path) -> None:
+        if self.is_main:
+            state = {"weights": self.model.state(), "optimizer": self.optimizer.state_dict()}
+            checkpoints.save(folder, self.step, state)
+        self.processes.wait_for_everyone()
+
+    def _write(self) -> None:
+        options, out = self.options, self.options.out
+        self.report(Event(f"writing {out / 'model'}"))
+        if options.method == "lora":
+            base_name = options.base.resolve().name
+            files.write_folder(out / "adapter", lambda new: self.model.write_adapter(new, base_name, self.max_depth))
+            files.write_folder(out / "model", lambda new: adapter.merge(options.base, out / "adapter", new))
+        else:
+            dtype = adapter.kept_dtype(options.base)
+            files.write_folder(out / "model", lambda new: self.model.write(new, self.max_depth, dtype))
+        result = self._result(finished=True)
+        said = {**asdict(result), "out": str(out), "model": str(result.model)}
+        files.write_json(out / "result.json", {**said, "adapter": result.adapter and str(result.adapter)})
+
+    def _result(self, *, finished: bool) -> TrainingResult:
+        out = self.options.out
+        held_out = [line["held_out"] for line in Log.read(out / "log.jsonl") if "held_out" in line]
+        return TrainingResult(
+            finished,
+            self.step,
+            self.steps,
+            out,
+            out / "model" if finished else None,
+            out / "adapter" if finished and self.options.method == "lora" else None,
+            held_out[-1] if held_out else None,
+            {
+                "structured": len(self.data.structured),
+                "unstructured": len(self.data.unstructured),
+                "held_out": len(self.data.held_out),
+                "left_out": dict(self.data.skipped),
+                "tree_tokens": self.data.num_tokens,
+                "path_tokens": self.data.num_path_tokens,
+                "tokens_per_s": round(self.tokens / self.seconds, 1) if self.seconds else None,
+            },
+        )
+
+
+def _check_batch(options: TrainingOptions, found: data.TrainingData) -> None:
+    """No answer comes twice in a step."""
+    shares = (options.structured_share, 1 - options.structured_share)
+    for sort, share in zip(("structured", "unstructured"), shares, strict=True):
+        wanted, there = math.ceil(options.batch_size * share), len(getattr(found, sort))
+        if wanted > there:
+            raise InputError(
+                f"--batch-size is {options.batch_size}, which is {wanted} {sort} answers in a step, and there are "
+                f"{there}: lower it, or add answers"
+            )
+
+
+def _described(found: data.TrainingData, steps: int) -> str:
+    saved = 1 - found.num_tokens / found.num_path_tokens
+    left_out = "".join(f", {count} {reason}" for reason, count in sorted(found.skipped.items()))
+    return (
+        f"{len(found.structured)} structured and {len(found.unstructured)} unstructured answers, "
+        f"{len(found.held_out)} held out{left_out}; {found.num_tokens} tokens as trees, {saved:.0%} fewer than the "
+        f"{found.num_path_tokens} of one sequence per path; {steps} steps"
+    )
+
+
+def _told(figures: HeldOut) -> str:
+    return (
+        f"held out: loss {figures.loss:.4f}, P([Fork]) {figures.fork_due:.4f} where due, "
+        f"{figures.fork_not_due:.6f} where not"
+    )
