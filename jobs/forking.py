@@ -16,8 +16,8 @@ DECODINGS = ("apar", "ar")
 def check_decoding(settings: Settings, alias: str, decoding: str) -> None:
     """Refuse a decoding that does not exist, and `apar` for a model that is not known to fork.
 
-    A model is known to fork when its alias names both control tokens, or when its folder is on this machine and its
-    `config.json` has the key `apar`.
+    A model is known to fork when its alias names both control tokens or an adapter of ours, which brings them, or when
+    its folder is on this machine and its `config.json` has the key `apar`.
 
     Raises:
         BadInput: one line with the remedy; also for an unknown alias.
@@ -25,7 +25,7 @@ def check_decoding(settings: Settings, alias: str, decoding: str) -> None:
     spec = settings.model(alias)
     if decoding not in DECODINGS:
         raise BadInput(f"decoding is {decoding!r}: use apar or ar")
-    if decoding == "ar" or spec.control_tokens:
+    if decoding == "ar" or spec.control_tokens or spec.adapter is not None:
         return
     folders = [settings.home / "models" / alias] if spec.path is None else [spec.path.expanduser()]
     if any(read_model_options(folder) for folder in folders):

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from jobs.errors import BadInput
 
 DEFAULT_MODEL = "smollm2-135m"
+BUNDLED_APAR_MODEL = "smollm2-135m-apar"
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(bytes|b|kib|mib|gib|tokens|blocks)\s*$", re.IGNORECASE)
 _OTHER_VARIABLES = {"FORQ_CONFIG", "FORQ_ENGINE"}
 """Read by the lookup of the file below, and by set-up."""
@@ -81,12 +82,20 @@ class ModelAlias(BaseModel):
     revision: str | None = None
     packaged_gguf: str | None = None
     """`module:file.gguf` inside an installed Python package; tried last, converted once."""
+    base: str | None = None
+    """The alias whose model `adapter` is merged into, once. Such an alias has no files of its own."""
+    adapter: str | None = None
+    """A folder of `forq train --method lora`, or `module:folder` inside an installed Python package."""
     kv_budget: KVBudget | None = None
     max_model_len: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     fork_token: str | None = None
     child_token: str | None = None
     forks: ForkSettings = ForkSettings()
+    chat_template: str | None = None
+    """Goes before the folder's own: a name of `worker.chat_templates`, a file of Jinja, or Jinja itself."""
+    restoration: Literal["exact", "thudm"] = "exact"
+    """`thudm` repairs line breaks between nodes, see `worker.restoration`; our own models need no repair."""
     default_max_tokens: int = Field(default=512, ge=1)
     """`max_tokens` of a request that does not say."""
     engine: dict[str, Any] = Field(default_factory=dict)
@@ -102,6 +111,15 @@ class ModelAlias(BaseModel):
             raise ValueError("fork_token and child_token go together: name both or neither")
         if self.fork_token is not None and self.fork_token == self.child_token:
             raise ValueError(f"fork_token and child_token are both {self.fork_token!r}: they are two tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _an_adapter_and_its_base_are_the_only_source(self) -> Self:
+        if (self.base is None) != (self.adapter is None):
+            raise ValueError("base and adapter go together: name both or neither")
+        others = [name for name in ("path", "hub_id", "revision", "packaged_gguf") if getattr(self, name) is not None]
+        if self.adapter is not None and others:
+            raise ValueError(f"{others[0]} stands beside adapter: the model's files come from base, say it there")
         return self
 
     @field_validator("kv_budget", mode="before")
@@ -172,6 +190,15 @@ SMOLLM2 = ModelAlias(
 )
 
 
+SMOLLM2_APAR = ModelAlias(
+    base=DEFAULT_MODEL,
+    adapter=f"worker:bundled/{BUNDLED_APAR_MODEL}",
+    max_model_len=SMOLLM2.max_model_len,
+    kv_budget=SMOLLM2.kv_budget,
+    default_max_tokens=SMOLLM2.default_max_tokens,
+)
+
+
 class Settings(BaseSettings):
     """Everything forq reads from its surroundings. Pass it on; nothing else reads the environment."""
 
@@ -213,11 +240,17 @@ class Settings(BaseSettings):
 
     @field_validator("models", mode="after")
     @classmethod
-    def _with_bundled_model(cls, value: dict[str, ModelAlias]) -> dict[str, ModelAlias]:
+    def _with_bundled_models(cls, value: dict[str, ModelAlias]) -> dict[str, ModelAlias]:
         for alias in value:
             if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", alias):
                 raise ValueError(f"model alias {alias!r}: use lower-case letters, digits, '.', '_', '-', at most 63")
-        return {DEFAULT_MODEL: SMOLLM2, **value}
+        models = {DEFAULT_MODEL: SMOLLM2, BUNDLED_APAR_MODEL: SMOLLM2_APAR, **value}
+        for alias, spec in models.items():
+            if spec.base is not None and spec.base not in models:
+                raise ValueError(f"model alias {alias!r}: its base {spec.base!r} is not an alias; add it beside it")
+            if spec.base is not None and models[spec.base].base is not None:
+                raise ValueError(f"model alias {alias!r}: its base {spec.base!r} has a base itself; name a whole model")
+        return models
 
     @classmethod
     def settings_customise_sources(

@@ -129,12 +129,15 @@ if [[ ! -f $stamp || $(<"$stamp") != "$(key)" ]]; then
 fi
 
 if ((model)); then
-  home=${FORQ_HOME:-$HOME/.forq}
-  if [[ ! -d $home/models || ! -f $model_stamp || $(<"$model_stamp") != "$home" ]]; then
-    step 6 "the bundled model"
+  home=${FORQ_HOME:-$HOME/.forq} adapter=worker/bundled/smollm2-135m-apar models=(smollm2-135m)
+  if [[ -f $adapter/apar.json ]]; then models+=(smollm2-135m-apar); fi
+  # Another adapter is merged anew.
+  made="$home ${models[*]} $({ cat $adapter/*.json $adapter/*.safetensors 2>/dev/null || true; } | sha | cut -d' ' -f1)"
+  if [[ ! -d $home/models || ! -f $model_stamp || $(<"$model_stamp") != "$made" ]]; then
+    step 6 "the bundled models"
     [[ -t 2 ]] || export TQDM_DISABLE=1 # progress bars fill a log with noise
-    "$py" -m worker.models smollm2-135m </dev/null
-    echo "$home" >"$model_stamp"
+    "$py" -m worker.models "${models[@]}" </dev/null
+    echo "$made" >"$model_stamp"
     step 6 "all ready"
   fi
 fi

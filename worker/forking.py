@@ -13,6 +13,7 @@ from jobs.forking import read_model_options
 from jobs.results import Stats
 from jobs.settings import ModelAlias
 from worker.backend import Decoding, Receipt
+from worker.chat_templates import use_template
 from worker.prompts import PromptEncoder, load_tokenizer
 
 SCHEDULER = "apar.scheduler.ForkingScheduler"
@@ -36,9 +37,12 @@ def load_encoder(alias: ModelAlias, model_path: Path) -> tuple[PromptEncoder, Fo
     Returns None beside the encoder where neither alias nor folder names control tokens.
 
     Raises:
-        Unavailable: the tokenizer cannot be used, or the control tokens are not in its vocabulary.
+        Unavailable: the tokenizer or the alias's chat template cannot be used, or the control tokens are not in its
+            vocabulary.
     """
     tokenizer = load_tokenizer(model_path)
+    if alias.chat_template is not None:
+        use_template(tokenizer, alias.chat_template)
     forking = find_forking(alias, model_path, tokenizer)
     control = (forking.fork_token, forking.child_token) if forking else ()
     return PromptEncoder(tokenizer, control), forking

@@ -6,6 +6,7 @@ from jobs.results import Node, PendingRow, RowResult, SampleResult
 from jobs.sampling import MAX_SEED
 from worker.backend import Decoding, EngineFacts, Finished, Receipt, Refused, Sample
 from worker.prompts import PromptEncoder, PromptError
+from worker.restoration import restore
 from worker.texts import text_ends
 
 
@@ -81,22 +82,24 @@ def too_long(num_prompt_tokens: int, facts: EngineFacts) -> str | None:
     )
 
 
-def result_of(in_flight: RowInFlight, encoder: PromptEncoder) -> RowResult:
-    """The result of a row whose samples are all done."""
+def result_of(in_flight: RowInFlight, encoder: PromptEncoder, restoration: str = "exact") -> RowResult:
+    """The result of a row whose samples are all done; `restoration` is a profile of `worker.restoration`."""
     if in_flight.refused is not None:
         return _refuse(in_flight.row, "engine_refused", f"the engine refused the row: {in_flight.refused.message}")
     samples = []
     for sample in in_flight.samples:
         finished = in_flight.finished[sample.key]
         receipt = finished.receipt
+        nodes = _nodes(sample, finished, receipt, encoder) if receipt else ()
+        text, nodes = restore(restoration, finished.text, nodes)
         samples.append(
             SampleResult(
-                text=finished.text,
+                text=text,
                 finish_reason=finished.finish_reason,
                 prompt_tokens=in_flight.num_prompt_tokens,
                 output_tokens=len(finished.token_ids),
                 stats=receipt.stats if receipt else None,
-                nodes=_nodes(sample, finished, receipt, encoder) if receipt else (),
+                nodes=nodes,
             )
         )
     return RowResult(in_flight.row.request_id, tuple(samples))

@@ -1,43 +1,44 @@
 """Turns a model alias into a local folder that vLLM loads.
 
 Receives an alias and the settings; hands on a `ModelFiles`. Sources, in this order: the configured `path`, the cache
-under `FORQ_HOME/models/<alias>`, the Hugging Face hub, a GGUF file inside an installed Python package. What the last
-two bring is written beside the cache, checked, synced and renamed into place under a file lock, so that a crash leaves
-no half model and two processes fetch once.
+under `FORQ_HOME/models/<alias>`, the Hugging Face hub, a GGUF file inside an installed Python package. An alias with an
+adapter has its base's model instead, merged. What is fetched, converted or merged goes through `worker.model_cache`.
 
-    python -m worker.models [ALIAS]     fetch or convert now, as set-up does
+    python -m worker.models [ALIAS ...]     fetch, convert or merge now, as set-up does
 """
 
 import hashlib
-import json
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
-
 from jobs.errors import ForqError, Unavailable
 from jobs.settings import ModelAlias, Settings, get_settings
+from worker.adapter_model import adapter_digest, adapter_folder, merge
 from worker.gguf_model import convert, packaged_file
+from worker.model_cache import (
+    CONVERTER_VERSION,
+    MANIFEST,
+    Report,
+    cache_fault,
+    folder_fault,
+    install,
+    locked,
+    source_of,
+)
 
-MANIFEST = "forq-manifest.json"
-CONVERTER_VERSION = 1
-"""Raised whenever the conversion's output changes, so that older caches are rebuilt."""
-_HASH_LIMIT_BYTES = 2 << 30
-"""Larger models are checked by size alone: hashing them would cost seconds at every start."""
+__all__ = ["MANIFEST", "ModelFiles", "resolve_model"]
+
 _HUB_TIMEOUT_S = 2.0
 _HUB_DEADLINE_S = 5.0
 """For the whole first contact: name resolution and the client's own retries escape `_HUB_TIMEOUT_S`."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
-"""No pickles: loading one runs whatever code it holds."""
-
-Report = Callable[[str], None]
+"""No pickles from strangers: with some readers, loading one runs whatever code it holds."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class ModelFiles:
 
     alias: str
     path: Path
-    source: Literal["path", "cache", "hub", "gguf"]
+    source: Literal["path", "cache", "hub", "gguf", "adapter"]
 
 
 def resolve_model(alias: str, settings: Settings, *, report: Report) -> ModelFiles:
-    """Find the alias's model on this machine; fetch or convert it once if need be.
+    """Find the alias's model on this machine; fetch, convert or merge it once if need be.
 
     `report` gets one line per thing worth telling: a download, a conversion, a damaged cache.
 
@@ -59,10 +60,12 @@ def resolve_model(alias: str, settings: Settings, *, report: Report) -> ModelFil
         Unavailable: if no source has the model; names what was tried and the remedy.
     """
     spec = settings.model(alias)
+    if spec.adapter is not None:
+        return _with_adapter(alias, spec, settings, report)
     tried: list[str] = []
     if spec.path is not None:
-        path = spec.path.expanduser().absolute()
-        fault = _folder_fault(path)
+        path = _own_path(spec.path)
+        fault = folder_fault(path, pickles=True)
         if fault is None:
             return ModelFiles(alias, path, "path")
         tried.append(f"path {path}: {fault}")
@@ -70,26 +73,57 @@ def resolve_model(alias: str, settings: Settings, *, report: Report) -> ModelFil
     if spec.hub_id is None and spec.packaged_gguf is None:
         raise _unavailable(alias, tried)
     cache = settings.home / "models" / alias
-    if _cache_fault(cache, spec) is None:
+    if cache_fault(cache, _cached_sources(spec)) is None:
         return ModelFiles(alias, cache, "cache")
     try:
-        with _locked(cache, report):
+        with locked(cache, report):
             return _fill_cache(alias, spec, cache, tried, report)
     except OSError as error:
         tried.append(f"cache {cache}: {_one_line(error)}")
         raise _unavailable(alias, tried) from error
 
 
-def _fill_cache(alias: str, spec: ModelAlias, cache: Path, tried: list[str], report: Report) -> ModelFiles:
-    # Checked again under the lock: another process may have finished, or a rename may have been under way before.
-    fault = _cache_fault(cache, spec)
-    if fault is None:
+def _with_adapter(alias: str, spec: ModelAlias, settings: Settings, report: Report) -> ModelFiles:
+    """The base's model with the adapter in it: from the cache, else merged now."""
+    assert spec.adapter is not None
+    assert spec.base is not None
+    remedy = f"mend `adapter` of [models.{alias}], or use the alias {spec.base!r} without it"
+    try:
+        adapter = adapter_folder(spec.adapter)
+        digest = adapter_digest(adapter)
+    except OSError as error:
+        reason = f"adapter {spec.adapter}: {' '.join(str(error).split())}"
+        raise Unavailable(f"model {alias!r} is not available: {reason}. Remedy: {remedy}") from error
+    base_spec = settings.model(spec.base)
+    cache = settings.home / "models" / alias
+    made = {_merged_source(source, digest) for source in _sources(base_spec)}
+    # The base itself is not needed, and so not looked for, where the merged model is there and whole.
+    if cache_fault(cache, made) is None:
         return ModelFiles(alias, cache, "cache")
-    if cache.exists():
-        report(f"model {alias}: the cache {cache} cannot be used ({fault}); rebuilding it")
-    for leftover in cache.parent.glob(f".{alias}.new-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    new = cache.parent / f".{alias}.new-{os.getpid()}"
+    try:
+        with locked(cache, report):
+            new = _make_room(alias, cache, made, report)
+            if new is None:
+                return ModelFiles(alias, cache, "cache")
+            base = resolve_model(spec.base, settings, report=report)
+            report(f"model {alias}: merging its adapter into {spec.base}, once")
+            try:
+                merge(base.path, adapter, new)
+                install(new, cache, alias, _merged_source(_source_of(base, base_spec), digest))
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+    except Unavailable as error:
+        raise Unavailable(f"model {alias!r} needs its base: {error}") from error
+    except Exception as error:  # whatever peft, torch and transformers make of files that do not fit together
+        reason = f"merging {spec.adapter} into {spec.base}: {_one_line(error)}"
+        raise Unavailable(f"model {alias!r} is not available: {reason}. Remedy: {remedy}") from error
+    return ModelFiles(alias, cache, "adapter")
+
+
+def _fill_cache(alias: str, spec: ModelAlias, cache: Path, tried: list[str], report: Report) -> ModelFiles:
+    new = _make_room(alias, cache, _cached_sources(spec), report)
+    if new is None:
+        return ModelFiles(alias, cache, "cache")
     try:
         if spec.hub_id is not None:
             try:
@@ -98,7 +132,7 @@ def _fill_cache(alias: str, spec: ModelAlias, cache: Path, tried: list[str], rep
                 if snapshot is not None:
                     return ModelFiles(alias, snapshot, "hub")
                 _download(spec.hub_id, spec.revision, new, lambda: report(f"model {alias}: downloading {spec.hub_id}"))
-                _install(new, cache, alias, _hub_source(spec))
+                install(new, cache, alias, _hub_source(spec))
                 return ModelFiles(alias, cache, "hub")
             except Exception as error:  # the client raises its own, httpx's, OSError and ValueError: all mean "next"
                 tried.append(f"hub {spec.hub_id}: {_one_line(error)}")
@@ -107,7 +141,7 @@ def _fill_cache(alias: str, spec: ModelAlias, cache: Path, tried: list[str], rep
                 gguf_file = packaged_file(spec.packaged_gguf)
                 report(f"model {alias}: converting {gguf_file.name}, once, in about half a minute")
                 convert(gguf_file, new)
-                _install(new, cache, alias, _gguf_source(spec))
+                install(new, cache, alias, _gguf_source(spec))
                 return ModelFiles(alias, cache, "gguf")
             except Exception as error:  # as above, and whatever transformers makes of an odd file
                 tried.append(f"package {spec.packaged_gguf}: {_one_line(error)}")
@@ -127,6 +161,46 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
+def _make_room(alias: str, cache: Path, sources: set[str], report: Report) -> Path | None:
+    """Where to write the model, inside the lock; None when there is nothing to write."""
+    # Checked again under the lock: another process may have finished, or a rename may have been under way before.
+    fault = cache_fault(cache, sources)
+    if fault is None:
+        return None
+    if cache.exists():
+        report(f"model {alias}: the cache {cache} cannot be used ({fault}); rebuilding it")
+    for leftover in cache.parent.glob(f".{alias}.new-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    return cache.parent / f".{alias}.new-{os.getpid()}"
+
+
+# --- what a model was made from, as manifests say it ---
+
+
+def _cached_sources(spec: ModelAlias) -> set[str]:
+    return {_hub_source(spec), _gguf_source(spec)}
+
+
+def _sources(spec: ModelAlias) -> set[str]:
+    """What `resolve_model` may find for an alias with files of its own, in words that change with those files."""
+    if spec.path is not None and folder_fault(path := _own_path(spec.path), pickles=True) is None:
+        return {_path_source(path)}
+    return _cached_sources(spec)
+
+
+def _source_of(files: ModelFiles, spec: ModelAlias) -> str:
+    if files.source == "path":
+        return _path_source(files.path)
+    return source_of(files.path) or _hub_source(spec)  # a snapshot in the Hugging Face cache has no manifest
+
+
+def _path_source(path: Path) -> str:
+    """Names, sizes and times instead of contents, which may be a hundred gigabytes."""
+    stats = sorted((file.name, file.stat()) for file in path.iterdir() if file.is_file())
+    told = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
+    return f"path:{path}#{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+
 def _hub_source(spec: ModelAlias) -> str:
     return f"hub:{spec.hub_id}@{spec.revision or 'main'}"
 
@@ -135,102 +209,12 @@ def _gguf_source(spec: ModelAlias) -> str:
     return f"gguf:{spec.packaged_gguf}#{CONVERTER_VERSION}"
 
 
-# --- the cache ---
+def _merged_source(base_source: str, digest: str) -> str:
+    return f"{base_source} + adapter:{digest}"
 
 
-@contextmanager
-def _locked(cache: Path, report: Report) -> Iterator[None]:
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache.parent / f".{cache.name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        report(f"model {cache.name}: another process is fetching it; waiting")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _folder_fault(folder: Path) -> str | None:
-    """Say why vLLM could not load this folder, or None."""
-    if not folder.is_dir():
-        return "no such folder"
-    if not (folder / "config.json").is_file():
-        return "it has no config.json"
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError):
-            return f"{index.name} cannot be read"
-        missing = sorted(name for name in shards if not (folder / name).is_file())
-        return f"{len(missing)} weight files are missing, {missing[0]} first" if missing else None
-    return None if any(folder.glob("*.safetensors")) else "it has no .safetensors weights"
-
-
-def _cache_fault(cache: Path, spec: ModelAlias) -> str | None:
-    """Say why the cache does not hold this model whole, or None."""
-    try:
-        manifest = json.loads((cache / MANIFEST).read_text("utf-8"))
-        source, files = (
-            manifest["source"],
-            {str(k): (int(v["size"]), v["sha256"]) for k, v in manifest["files"].items()},
-        )
-    except FileNotFoundError:
-        return "no manifest"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "its manifest cannot be read"
-    if source not in (_hub_source(spec), _gguf_source(spec)):
-        return f"it holds {source}, which the configuration does not ask for"
-    for name, (size, _) in files.items():
-        path = cache / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} bytes instead of {size}"
-    if sum(size for size, _ in files.values()) < _HASH_LIMIT_BYTES:
-        for name, (_, digest) in files.items():
-            if _sha256(cache / name) != digest:
-                return f"checksum of {name} does not match"
-    return _folder_fault(cache)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _install(new: Path, cache: Path, alias: str, source: str) -> None:
-    """Write the manifest, put everything on the disk for good, and rename the folder into place."""
-    if fault := _folder_fault(new):
-        raise ValueError(fault)
-    paths = sorted(path for path in new.rglob("*") if path.is_file())
-    for path in paths:
-        path.chmod(path.stat().st_mode | 0o444)  # safetensors writes 0600; a worker may run as another user
-    files = {p.relative_to(new).as_posix(): {"size": p.stat().st_size, "sha256": _sha256(p)} for p in paths}
-    manifest = {"alias": alias, "source": source, "converter_version": CONVERTER_VERSION, "files": files}
-    (new / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
-    for path in [*paths, new / MANIFEST, *(p for p in new.rglob("*") if p.is_dir()), new]:
-        _sync(path)
-    if cache.exists():
-        # A folder cannot replace a full one in one step. Who reads in between finds nothing and waits for our lock.
-        old = new.with_name(new.name + "-old")
-        cache.rename(old)
-        new.rename(cache)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        new.rename(cache)
-    _sync(cache.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _own_path(path: Path) -> Path:
+    return path.expanduser().absolute()
 
 
 # --- the hub ---
@@ -244,7 +228,7 @@ def _hugging_face_cache(hub_id: str, revision: str | None) -> Path | None:
         folder = snapshot_download(hub_id, revision=revision, allow_patterns=_HUB_FILES, local_files_only=True)
     except LocalEntryNotFoundError:
         return None
-    return Path(folder) if _folder_fault(Path(folder)) is None else None
+    return Path(folder) if folder_fault(Path(folder)) is None else None
 
 
 def _download(hub_id: str, revision: str | None, target: Path, starting: Callable[[], None]) -> None:
@@ -270,19 +254,19 @@ def _download(hub_id: str, revision: str | None, target: Path, starting: Callabl
     shutil.rmtree(target / ".cache", ignore_errors=True)  # the client's own notes about local_dir
 
 
-# --- GGUF ---
+# --- the command ---
 
 
 def main(arguments: list[str]) -> int:
-    """Resolve one alias, print one line, and return the exit code."""
+    """Resolve these aliases, or the default one; print a line for each, and return the exit code."""
     try:
         settings = get_settings()
-        alias = arguments[0] if arguments else settings.default_model
-        found = resolve_model(alias, settings, report=lambda line: print(line, file=sys.stderr))
+        for alias in arguments or [settings.default_model]:
+            found = resolve_model(alias, settings, report=lambda line: print(line, file=sys.stderr))
+            print(f"model {found.alias} is ready ({found.source}): {found.path}")
     except ForqError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(f"model {found.alias} is ready ({found.source}): {found.path}")
     return 0
 
 

@@ -158,6 +158,10 @@ class ShardLoop:
     def encoder(self) -> PromptEncoder:
         return self._encoder
 
+    @property
+    def restoration(self) -> str:
+        return self._settings.model(self._model).restoration
+
     def prepare(self, row: PendingRow, lease: Lease, decoding: Decoding) -> RowInFlight | RowResult:
         default = self._settings.model(self._model).default_max_tokens
         return prepare(row, self._encoder, self._backend.facts, default, f"{lease.shard_id}.{lease.token}", decoding)
@@ -281,7 +285,7 @@ class _Shard:
             if others:
                 self._loop.backend.abort(others)
             del self._in_flight[in_flight.row.request_id]
-            self._end(result_of(in_flight, self._loop.encoder))
+            self._end(result_of(in_flight, self._loop.encoder, self._loop.restoration))
 
     def _end(self, result: RowResult) -> None:
         self._unwritten.append(result)

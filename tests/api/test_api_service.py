@@ -22,7 +22,7 @@ from api.results import JSONL, PARQUET, negotiate
 from api.schemas import JobStatus
 from db.upgrade import downgrade
 from jobs import service
-from jobs.settings import DEFAULT_MODEL, Settings
+from jobs.settings import BUNDLED_APAR_MODEL, DEFAULT_MODEL, Settings
 
 SECRET = "a prompt that nobody else may read"
 
@@ -32,7 +32,7 @@ def test_models_are_listed_without_where_they_come_from(client: TestClient) -> N
     body = response.json()
     assert body["object"] == "list"
     models = {model["id"]: model for model in body["data"]}
-    assert models.keys() == {DEFAULT_MODEL, "secret"}
+    assert models.keys() == {DEFAULT_MODEL, BUNDLED_APAR_MODEL, "secret"}
     assert models[DEFAULT_MODEL]["is_default"]
     assert models["secret"] | {"object": "model", "created": 0, "owned_by": "forq"} == models["secret"]
     assert models["secret"]["max_model_len"] == 64

@@ -117,7 +117,7 @@ def test_a_configured_path_comes_first(configured: Any, tmp_path: Path, lines: l
 
 
 def test_an_unknown_alias_is_bad_input(configured: Any) -> None:
-    with pytest.raises(BadInput, match="known aliases: smollm2-135m, tiny"):
+    with pytest.raises(BadInput, match="known aliases: smollm2-135m, smollm2-135m-apar, tiny"):
         resolve_model("huge", configured(hub_id="a/b"), report=print)
 
 
@@ -147,6 +147,28 @@ def test_a_folder_with_a_missing_shard_is_no_model(configured: Any, tmp_path: Pa
     (tmp_path / "here" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(Unavailable, match=r"1 weight files are missing, model-2\.safetensors first"):
         resolve_model("tiny", configured(path=tmp_path / "here"), report=print)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_pickled_weights_are_taken_from_a_path_and_from_nowhere_else(
+    configured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: bool
+) -> None:
+    def write_pickled(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "pytorch_model-00001-of-00001.bin").write_bytes(b"weights")
+        if index:
+            listed = {"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}}
+            (folder / "pytorch_model.bin.index.json").write_text(json.dumps(listed))
+
+    write_pickled(tmp_path / "here")
+    assert resolve_model("tiny", configured(path=tmp_path / "here"), report=print).source == "path"
+    (tmp_path / "here" / "pytorch_model-00001-of-00001.bin").unlink()
+    with pytest.raises(Unavailable, match="1 weight files are missing" if index else "it has no .safetensors weights"):
+        resolve_model("tiny", configured(path=tmp_path / "here"), report=print)
+    monkeypatch.setattr(models, "_download", lambda hub_id, revision, target, starting: write_pickled(target))
+    with pytest.raises(Unavailable, match=r"it has no \.safetensors weights"):
+        resolve_model("tiny", configured(hub_id="a/b"), report=print)
 
 
 def test_a_hub_that_never_answers_costs_a_few_seconds(
