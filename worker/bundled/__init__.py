@@ -1,0 +1,1 @@
+"""What comes with forq: an adapter that makes the bundled model fork, and the prompts it was trained on."""
