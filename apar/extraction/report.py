@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apar.extraction.options import Extraction
+from apar.extraction.structure import longest_thread
 
 _LABELS = {"unstructured": "negative", None: "dropped"}
 
@@ -27,14 +28,8 @@ class Report:
         self.outcomes[outcome.kind, outcome.reason] += 1
         if outcome.kind is None or outcome.kind == "unstructured" or not outcome.nodes:
             return
-        longest = [0] * len(outcome.nodes)
-        for number in range(len(outcome.nodes) - 1, -1, -1):  # numbers grow from parent to child
-            node = outcome.nodes[number]
-            longest[number] = node.end - node.start
-            if node.first_child is not None and node.next_sibling is not None:
-                longest[number] += max(longest[node.first_child], longest[node.next_sibling])
-                self.num_forks += 1
-        self.num_path_chars += longest[0]
+        self.num_forks += sum(node.first_child is not None for node in outcome.nodes)
+        self.num_path_chars += longest_thread(outcome.nodes)
         self.num_chars += outcome.nodes[-1].end
 
     @property

@@ -108,3 +108,14 @@ def verify(text: str, nodes: Sequence[TreeNode]) -> None:
             raise TreeError(f"node {child}, a detail, is empty: leave node {number} unforked")
     if at != len(text):
         raise TreeError(f"the nodes end at {at}: the text has {len(text)} characters")
+
+
+def longest_thread(nodes: Sequence[TreeNode]) -> int:
+    """Characters on the longest path from the root to a leaf: what decoding must do one after the other."""
+    longest = [0] * len(nodes)
+    for number in range(len(nodes) - 1, -1, -1):  # numbers grow from parent to child
+        node = nodes[number]
+        longest[number] = node.end - node.start
+        if node.first_child is not None and node.next_sibling is not None:
+            longest[number] += max(longest[node.first_child], longest[node.next_sibling])
+    return longest[0]

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from apar.extraction.files import extract_file
+from apar.extraction.structure import TreeNode, longest_thread
 from apar.training.run import Event, train
 from db.session import Database
 from jobs import store
@@ -189,10 +190,14 @@ class _Run:
         """Of each answer that is kept."""
         kept = []
         for i, (text, finish_reason, kind, reason, nodes) in enumerate(zip(*columns, strict=True)):
-            num_forks = sum(node["first_child"] is not None for node in nodes)
+            tree = [TreeNode(node["start"], node["end"], node["first_child"], node["next_sibling"]) for node in nodes]
+            num_forks = sum(node.first_child is not None for node in tree)
+            forks_enough = (
+                num_forks >= values.min_forks and longest_thread(tree) <= values.max_path_share * tree[-1].end
+            )
             is_short = finish_reason == "stop" and count_words(text) <= values.max_plain_words
             is_negative = reason in ALWAYS_NEGATIVE or is_short
-            if num_forks >= values.min_forks if kind != "unstructured" else is_negative:
+            if forks_enough if kind != "unstructured" else is_negative:
                 kept.append(i)
                 forks.append(num_forks)
         structured = sum(num_forks > 0 for num_forks in forks)
