@@ -30,6 +30,8 @@ class PartialBlocks:
     def __init__(self, scheduler: "Scheduler") -> None:
         self._manager: KVCacheManager = scheduler.kv_cache_manager
         self._block_size: int = scheduler.block_size
+        self._max_model_len: int = scheduler.max_model_len
+        self._num_lookahead_tokens: int = scheduler.num_lookahead_tokens
         groups = scheduler.kv_cache_config.kv_cache_groups
         self._works = (
             bool(scheduler.cache_config.enable_prefix_caching)
@@ -46,7 +48,7 @@ class PartialBlocks:
         if thread.left is not None and self._manager.prefix_cache_lookup_enabled(thread.request):
             # At least one position has to be computed, for its logits.
             num_own = min(thread.left.num_positions, thread.request.num_tokens - 1)
-            if (own := self._left(thread, num_own, hit)) is not None:
+            if (own := self._left(thread, thread, num_own, hit)) is not None:
                 return own
         if thread.parent is None:
             return hit
@@ -61,16 +63,26 @@ class PartialBlocks:
                 held = self._manager.get_blocks(other.request.request_id).blocks[0]
                 blocks = list(held[: -(-num_shared // self._block_size)])
                 return self._manager.create_kv_cache_blocks((blocks,)), num_shared, 0, False
-        return next((left for other in others if (left := self._left(other, num_shared, hit)) is not None), hit)
+        return next((left for other in others if (left := self._left(thread, other, num_shared, hit)) is not None), hit)
 
-    def _left(self, thread: Thread, num_positions: int, hit: Hit) -> Hit | None:
-        """A hit of so many positions, whose last block is one that `thread` left and whose others are cached."""
-        if thread.left is None or num_positions // self._block_size * self._block_size != hit[1]:
+    def _left(self, thread: Thread, other: Thread, num_positions: int, hit: Hit) -> Hit | None:
+        """A hit of so many positions for `thread`, whose last block `other` left and whose others are cached."""
+        if other.left is None or num_positions // self._block_size * self._block_size != hit[1]:
             return None
-        block = thread.left.partial(num_positions, self._block_size)
-        if block is None:
+        block = other.left.partial(num_positions, self._block_size)
+        if block is None or not self._has_room_to_copy(thread, hit):
             return None
         return self._manager.create_kv_cache_blocks(([*hit[0].blocks[0], block],)), num_positions, 0, False
+
+    def _has_room_to_copy(self, thread: Thread, hit: Hit) -> bool:
+        """Whether the pool holds the thread's whole path and, beside its copy, the block that is copied.
+
+        A path as long as the pool does not: it would never start.
+        """
+        num_tokens = min(thread.request.num_tokens + self._num_lookahead_tokens, self._max_model_len)
+        num_held = sum(block.ref_cnt > 0 for block in hit[0].blocks[0])
+        num_needed = -(-num_tokens // self._block_size) - num_held + 1
+        return num_needed <= int(self._manager.block_pool.get_num_free_blocks())
 
     def leave(self, thread: Thread) -> None:
         """Note what a thread that is about to give its blocks back leaves, and let its partial block be kept, too."""

@@ -311,7 +311,7 @@ def test_both_sides_of_a_small_file_and_both_curves(tmp_path: Path, smollm2_path
     assert list(line) == KEYS.split()
     assert (line["forked_share"], line["mean_threads"]) == (0.5, 2.5)
     # Six rows are over before forking pays; what they must show is that both sides ran and were counted.
-    assert line["step_ratio"] == round(line["stock_steps"] / line["apar_steps"], 3) > 0.9
+    assert line["step_ratio"] == round(line["stock_steps"] / line["apar_steps"], 3) > 0.85
     assert line["fork_prefill_tokens"] <= 3 * 9
     for name in ("measured.png", "projected.png"):
         assert (tmp_path / "plots" / name).read_bytes().startswith(b"\x89PNG")
