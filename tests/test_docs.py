@@ -19,6 +19,7 @@ from jobs.drop.job_toml import JobFile
 from jobs.export import RESULT_FIELDS, TREE_FIELD, TREE_TYPE
 from jobs.sampling import sampling_fields
 from jobs.settings import DropSettings, Limits, ModelAlias, QueueSettings, Settings
+from worker.bootstrap.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -109,6 +110,8 @@ def test_toml_examples_are_accepted(block: Block) -> None:
     values = tomllib.loads(block.text)
     if "job.toml" in block.text:
         JobFile.model_validate(values)
+    elif "[answers]" in block.text:
+        assert Recipe.model_validate(values) == Recipe(), "the page says that it shows the defaults"
     else:
         # Keyword arguments lie over environment and file, so this reads the example and nothing else of its keys.
         Settings.model_validate(values)
