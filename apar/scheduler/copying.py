@@ -79,10 +79,11 @@ class PartialBlocks:
 
         A path as long as the pool does not: it would never start.
         """
-        num_tokens = min(thread.request.num_tokens + self._num_lookahead_tokens, self._max_model_len)
-        num_held = sum(block.ref_cnt > 0 for block in hit[0].blocks[0])
+        num_tokens: int = min(thread.request.num_tokens + self._num_lookahead_tokens, self._max_model_len)
+        num_held: int = sum(block.ref_cnt > 0 for block in hit[0].blocks[0])
         num_needed = -(-num_tokens // self._block_size) - num_held + 1
-        return num_needed <= int(self._manager.block_pool.get_num_free_blocks())
+        num_free: int = self._manager.block_pool.get_num_free_blocks()
+        return num_needed <= num_free
 
     def leave(self, thread: Thread) -> None:
         """Note what a thread that is about to give its blocks back leaves, and let its partial block be kept, too."""
