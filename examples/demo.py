@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 QUESTIONS = Path(__file__).parent / "questions.parquet"
+MODEL = "smollm2-135m-apar"
 SHOWN = ("q01", "q07", "q19")
 LONGEST_SHOWN = 420
 
@@ -29,8 +30,8 @@ def main() -> int:
     with _service():
         say("submit 24 questions")
         job_id = json.loads(
-            forq("submit", str(QUESTIONS), "--id-column", "id", "--max-tokens", "160", "--temperature", "0",
-                 "--name", "demo", "--json", capture=True)
+            forq("submit", str(QUESTIONS), "--model", MODEL, "--decoding", "apar", "--id-column", "id",
+                 "--max-tokens", "200", "--temperature", "0", "--name", "demo", "--json", capture=True)
         )["job_id"]  # fmt: skip
         print(f"job {job_id}")
         say("wait")
@@ -39,6 +40,8 @@ def main() -> int:
         forq("export", job_id, str(answers))
         say("a few answers")
         show(answers)
+        say("the thread tree of the answer that forked most")
+        forq("show", job_id, str(most_forked(answers)))
         say("the memory receipt")
         forq("stats", job_id)
         say("stop")
@@ -51,13 +54,15 @@ def _service() -> Iterator[None]:
     """`forq up` for the time of the block; one that runs already is used and left alone."""
     parts = json.loads(forq("ps", "--json", capture=True))
     if any(part["part"] == "up" for part in parts):
+        if not any(part["part"] == "worker" and part.get("model") == MODEL for part in parts):
+            sys.exit(f"forq is up with another model: `forq down` first, or start `forq worker --model {MODEL}`")
         say("forq is up already: using it")
         yield
         return
     if "FORQ_API_PORT" not in os.environ and not _is_free(8765):
         os.environ["FORQ_API_PORT"] = str(_free_port())
     say("start database, broker, worker with its engine, API and drop folder")
-    forq("up", "--detach")
+    forq("up", "--detach", "--model", MODEL)
     try:
         yield
     finally:
@@ -79,9 +84,18 @@ def show(answers: Path) -> None:
         if row["id"] in SHOWN:
             text = row["forq_output"] or f"{row['forq_error_code']}: {row['forq_error']}"
             text = text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN].rsplit(" ", 1)[0] + " …"
-            tokens = f"{row['forq_prompt_tokens']} + {row['forq_output_tokens']} tokens, {row['forq_finish_reason']}"
+            tokens = (
+                f"{row['forq_prompt_tokens']} + {row['forq_output_tokens']} tokens, {row['forq_threads']} threads, "
+                f"{row['forq_steps']} steps, {row['forq_finish_reason']}"
+            )
             print(f"[{row['id']}] {row['prompt']}  ({tokens})")
             print(textwrap.indent(text.strip(), "    "), end="\n\n")
+
+
+def most_forked(answers: Path) -> int:
+    """The row, counted from 0, whose answer has most threads."""
+    threads = pq.read_table(answers, columns=["forq_threads"])["forq_threads"].to_pylist()
+    return max(range(len(threads)), key=lambda row: threads[row] or 0)
 
 
 def say(line: str) -> None:

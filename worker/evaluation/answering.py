@@ -7,6 +7,7 @@ import queue
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from apar.evaluation import Answer, AnswerNode
 from jobs.errors import Unavailable
@@ -20,6 +21,8 @@ from worker.generation import RowInFlight, prepare, result_of
 from worker.prompts import PromptEncoder
 
 _POLL_S = 1.0
+_THREADS_EACH = 16
+"""Room in the batch for every answer that may fork: a thread that waits for it would count as steps of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,9 @@ def _ask(
         else:
             flights[flight.samples[0].key] = flight
     told: queue.SimpleQueue[Finished | Refused] = queue.SimpleQueue()
-    backend.submit([sample for flight in flights.values() for sample in flight.samples], told.put)
+    waiting = iter([sample for flight in flights.values() for sample in flight.samples])
+    most = backend.facts.max_num_seqs // (_THREADS_EACH if decoding.forks else 1)
+    backend.submit(list(islice(waiting, max(1, most))), told.put)
     answers: dict[int, Answer] = {}
     advance(len(refused))
     while len(answers) + len(refused) < len(questions):
@@ -103,6 +108,7 @@ def _ask(
             flight.finished[outcome.key] = outcome
             (sample,) = result_of(flight, encoder).samples
             answers[flight.row.row_index] = _answer(sample)
+        backend.submit(list(islice(waiting, 1)), told.put)
         advance(len(answers) + len(refused))
     return Answers(answers, backend.facts, refused)
 
