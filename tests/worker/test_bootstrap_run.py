@@ -121,6 +121,9 @@ def test_other_options_for_the_same_folder_are_refused(home: Path, tmp_path: Pat
     Record(tmp_path / "run", {"base": "tiny", "recipe": 1})
     with pytest.raises(BadInput, match="holds a run with recipe = 1, now it is 2"):
         Record(tmp_path / "run", {"base": "tiny", "recipe": 2})
+    Record(tmp_path / "other", {"prompts": "a digest"})
+    with pytest.raises(BadInput, match="holds a run with other contents of --prompts"):
+        Record(tmp_path / "other", {"prompts": "another one"})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from jobs import store
 from jobs.errors import BadInput
 
 NAME = "bootstrap.json"
+FILES = frozenset({"prompts", "answers", "report_prompts"})
+"""Options that are files, kept as digests of their contents."""
 
 
 class Record:
@@ -26,10 +28,10 @@ class Record:
             differing = [key for key in options if self._value["options"].get(key) != options[key]]
             if differing:
                 key = differing[0]
-                raise BadInput(
-                    f"{folder} holds a run with {key} = {self._value['options'].get(key)!r}, now it is "
-                    f"{options[key]!r}: give the same options to go on, or another --out"
-                )
+                what = f"{key} = {self._value['options'].get(key)!r}, now it is {options[key]!r}"
+                if key in FILES:  # a digest says nothing to a reader
+                    what = f"other contents of --{key.replace('_', '-')}"
+                raise BadInput(f"{folder} holds a run with {what}: give the same options to go on, or another --out")
             return
         if folder.exists() and any(folder.iterdir()):
             raise BadInput(f"{folder} is not empty and holds no {NAME}: give a new folder")
