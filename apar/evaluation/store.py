@@ -5,7 +5,6 @@ engine. Both files appear whole or not at all.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 from apar.errors import InputError
 from apar.evaluation.answers import Answer, AnswerNode, EvaluatedRow, Likelihood, Measured
 from apar.evaluation.report import CategoryReport
+from apar.files import replacing, write_file
 
 ANSWERS_FILE = "answers.parquet"
 REPORT_FILE = "report.json"
@@ -53,12 +53,8 @@ SCHEMA = pa.schema(
 def write_answers(rows: Sequence[EvaluatedRow], target: Path) -> None:
     """Write `SCHEMA`'s columns; figures that can be counted again from the others are there to be looked at."""
     table = pa.Table.from_pylist([_as_columns(row) for row in rows], schema=SCHEMA)
-    temporary = _beside(target)
-    try:
-        pq.write_table(table, temporary, compression="zstd")
-        _publish(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(target) as new:
+        pq.write_table(table, new, compression="zstd")
 
 
 def read_answers(path: Path) -> list[EvaluatedRow]:
@@ -92,12 +88,7 @@ def read_answers(path: Path) -> list[EvaluatedRow]:
 def write_report(reports: Sequence[CategoryReport], facts: dict[str, Any], target: Path) -> None:
     """Write the facts of the run and, under `categories`, each report."""
     value = {**facts, "categories": [report.as_json() for report in reports]}
-    temporary = _beside(target)
-    try:
-        temporary.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", "utf-8")
-        _publish(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_file(target, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
 
 
 def _as_columns(row: EvaluatedRow) -> dict[str, Any]:
@@ -129,13 +120,3 @@ def _from_columns(values: dict[str, Any]) -> EvaluatedRow:
         likelihood = Likelihood(own["log_likelihood"], own["scored_tokens"]) if scored else None
         sides.append(Measured.of(answer, likelihood))
     return EvaluatedRow(values["row"], values["prompt"] or "", values["category"] or "", *sides)
-
-
-def _beside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
-
-
-def _publish(temporary: Path, target: Path) -> None:
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(target)

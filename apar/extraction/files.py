@@ -7,12 +7,10 @@ under way at once. The result is written beside OUT and renamed into place when 
 
 import os
 import signal
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from apar.errors import AparError, InputError
 from apar.extraction.extract import extract
 from apar.extraction.options import Extraction, Options, Rules
 from apar.extraction.report import Report
+from apar.files import replacing
 
 NODE_TYPE = pa.struct(
     [
@@ -72,12 +71,12 @@ def extract_file(
         raise InputError(f"processes is {num_processes}: use 1 or more")
     file = _open(source)
     schema = _output_schema(source, file.schema_arrow, prompt_column, response_column)
-    temporary = _beside(source, target)
+    _check_target(source, target)
     total = file.metadata.num_rows
     processes = 1 if total <= _ALONE_ROWS else num_processes or _num_cores()
     report = Report(rules)
     try:
-        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        with replacing(target) as new, pq.ParquetWriter(new, schema, compression="zstd") as writer:
             for batch, outcomes in _in_order(source, file, response_column, rules, options, processes):
                 for outcome in outcomes:
                     report.count(outcome)
@@ -85,12 +84,10 @@ def extract_file(
                 if table.num_rows:
                     writer.write_table(table)
                 advance(report.num_rows, total)
-        _put_in_place(temporary, target)
     except BrokenProcessPool as error:
         raise AparError("a worker process died, for want of memory perhaps: use fewer processes") from error
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+    except OSError as error:
+        raise InputError(f"{target} cannot be written: {error.strerror or error}") from error
     return report
 
 
@@ -121,32 +118,11 @@ def _output_schema(source: Path, schema: pa.Schema, prompt_column: str, response
     return schema
 
 
-def _beside(source: Path, target: Path) -> Path:
-    """A new, empty file in the target's folder: on the same file system, so that renaming it is atomic."""
+def _check_target(source: Path, target: Path) -> None:
     if target.exists() and target.samefile(source):
         raise InputError(f"{target} is the input as well: name another file for the output")
     if target.is_dir():
         raise InputError(f"{target} is a folder: name a file for the output")
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    except OSError as error:
-        raise InputError(f"{target} cannot be written: {error.strerror or error}") from error
-    os.close(handle)
-    return Path(name)
-
-
-def _put_in_place(temporary: Path, target: Path) -> None:
-    umask = os.umask(0)
-    os.umask(umask)
-    temporary.chmod(0o666 & ~umask)  # mkstemp lets nobody else read
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())
-    temporary.replace(target)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _in_order(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from apar.training.files import write_folder
+from apar.files import write_folder
 
 KEPT = 2
 _FILE = "state.pt"

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from apar.training.files import write_file
+from apar.files import replacing, write_file
 
 
 class Log:
@@ -62,9 +62,8 @@ class Log:
                 below.plot(at, [figures[name] for _, figures in held_out], marker="o", label=label)
             below.legend(frameon=False)
         above.legend(frameon=False)
-        new = path.with_name(f".{path.name}")
-        figure.savefig(new, dpi=120, format="png")
-        new.replace(path)
+        with replacing(path) as new:
+            figure.savefig(new, dpi=120, format="png")
 
 
 def _smoothed(values: list[float], width: int = 20) -> list[float]:

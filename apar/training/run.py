@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from apar import files
 from apar.errors import AparError, InputError
-from apar.training import adapter, checkpoints, data, files
+from apar.training import adapter, checkpoints, data
 from apar.training.interrupts import Interrupts
 from apar.training.log import Log
 from apar.training.model import HeldOut, TrainedModel

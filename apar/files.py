@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,28 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write; what is there when the block ends without an error becomes `path`, in one step.
+
+    Raises:
+        OSError: nothing can be written beside `path`; before the block is entered.
+    """
+    new = path.with_name(f".{path.name}.new-{os.getpid()}")
+    new.touch()  # said in the system's own words, which libraries wrap in theirs
+    try:
+        yield new
+        sync(new)
+        new.replace(path)
+        sync(path.parent)
+    finally:
+        new.unlink(missing_ok=True)
+
+
 def write_file(path: Path, content: str) -> None:
     """Replace a file in one step."""
-    new = path.with_name(f".{path.name}.new-{os.getpid()}")
-    new.write_text(content, "utf-8")
-    sync(new)
-    new.replace(path)
-    sync(path.parent)
+    with replacing(path) as new:
+        new.write_text(content, "utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
