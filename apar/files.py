@@ -20,21 +20,27 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     new.mkdir()
     try:
         fill(new)
-        for path in sorted(new.rglob("*")):
-            if path.is_file():
-                path.chmod(path.stat().st_mode | 0o444)  # safetensors writes 0600
-            sync(path)
-        sync(new)
-        if folder.exists():
-            old = new.with_name(new.name + "-old")
-            folder.rename(old)
-            new.rename(folder)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            new.rename(folder)
-        sync(folder.parent)
+        put_in_place(new, folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def put_in_place(new: Path, folder: Path) -> None:
+    """Put a finished folder on the disk for good, readable by all, and rename it to `folder` beside it."""
+    for path in sorted(new.rglob("*")):
+        if path.is_file():
+            path.chmod(path.stat().st_mode | 0o444)  # safetensors writes 0600; a worker may run as another user
+        sync(path)
+    sync(new)
+    if folder.exists():
+        # A folder cannot replace a full one in one step: for a moment there is none.
+        old = new.with_name(new.name + "-old")
+        folder.rename(old)
+        new.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        new.rename(folder)
+    sync(folder.parent)
 
 
 @contextmanager

@@ -5,13 +5,13 @@ Its manifest says from what it was made. A crash leaves no half model, and two p
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+from apar.files import put_in_place
 
 MANIFEST = "forq-manifest.json"
 CONVERTER_VERSION = 1
@@ -103,22 +103,10 @@ def install(new: Path, cache: Path, alias: str, source: str) -> None:
     if fault := folder_fault(new):
         raise ValueError(fault)
     paths = sorted(path for path in new.rglob("*") if path.is_file())
-    for path in paths:
-        path.chmod(path.stat().st_mode | 0o444)  # safetensors writes 0600; a worker may run as another user
     files = {p.relative_to(new).as_posix(): {"size": p.stat().st_size, "sha256": sha256_of(p)} for p in paths}
     manifest = {"alias": alias, "source": source, "converter_version": CONVERTER_VERSION, "files": files}
     (new / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
-    for path in [*paths, new / MANIFEST, *(p for p in new.rglob("*") if p.is_dir()), new]:
-        _sync(path)
-    if cache.exists():
-        # A folder cannot replace a full one in one step. Who reads in between finds nothing and waits for our lock.
-        old = new.with_name(new.name + "-old")
-        cache.rename(old)
-        new.rename(cache)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        new.rename(cache)
-    _sync(cache.parent)
+    put_in_place(new, cache)  # who reads while there is none waits for our lock
 
 
 def _index_fault(index: Path) -> str | None:
@@ -128,11 +116,3 @@ def _index_fault(index: Path) -> str | None:
         return f"{index.name} cannot be read"
     missing = sorted(name for name in shards if not (index.parent / name).is_file())
     return f"{len(missing)} weight files are missing, {missing[0]} first" if missing else None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
