@@ -1,0 +1,123 @@
+"""Progressive Tree Drafting: the model drafts for itself, in the forward that also verifies.
+
+A step's draft is a candidate tree, taken from the pool by the path's last token, and the drafting tree. Afterwards both
+go back into the pool with the model's predictions in them, and the drafting tree grows. Its tokens are guesses of the
+future without fixed places: however far the path came, the tree moves behind it.
+
+Source: PTD paper, section 3 and algorithms 1 to 3.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from apar.decoding.draft_pool import DraftPool, Trie
+from apar.decoding.drafting import NO_PARENT, Draft, Outcome
+from apar.decoding.errors import DecodingError
+from apar.decoding.ptd_tree import DraftingTree
+
+NUM_SEEDS = 2
+"""Root children that a drafting tree starts with; the others are predictions."""
+LONGEST_SEED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PtdOptions:
+    width: int = 4
+    """w: children of a node, and root children."""
+    depth: int = 6
+    """d: a subtree this high steps."""
+    max_nodes: int = 128
+    """Nodes that a thread has in one forward at most, drafting and candidate tree together."""
+    pool_nodes: int = 60
+    """Nodes kept behind one key token: the largest candidate tree."""
+
+    def __post_init__(self) -> None:
+        for field, least in (("width", 1), ("depth", 1), ("max_nodes", 8), ("pool_nodes", 1)):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise DecodingError(f"ptd's {field} is {value!r}: use a whole number, at least {least}")
+
+    @property
+    def max_candidates(self) -> int:
+        """Candidates have up to half of the nodes for certain, and all that the drafting tree leaves."""
+        return min(self.pool_nodes, self.max_nodes // 2)
+
+
+class PtdDrafting:
+    def __init__(self, options: PtdOptions, eos_token_ids: Collection[int]) -> None:
+        self._options = options
+        self._eos_token_ids = frozenset(eos_token_ids)
+
+    def start(self, prompt_token_ids: Sequence[int], seed: int) -> "PtdDrafter":
+        pool = DraftPool(self._options.pool_nodes)
+        return PtdDrafter(self._options, self._eos_token_ids, pool, prompt_token_ids, Random(seed))  # noqa: S311  no secret depends on it
+
+
+class PtdDrafter:
+    needs_hidden = False
+
+    def __init__(
+        self,
+        options: PtdOptions,
+        eos_token_ids: frozenset[int],
+        pool: DraftPool,
+        path: Sequence[int],
+        random: Random,
+    ) -> None:
+        self._options = options
+        self._eos_token_ids = eos_token_ids
+        self._pool = pool
+        self._random = random
+        self._last_token = path[-1]
+        self._tree = DraftingTree(
+            options.width, options.depth, options.max_nodes - options.max_candidates, eos_token_ids
+        )
+        self._tree.seed(self._seeds(path))
+        self._reached_depth = False
+
+    def propose(self) -> Draft:
+        nodes, parents = self._tree.nodes()
+        candidates, candidate_parents = self._pool.candidates(self._last_token, self._options.max_nodes - len(nodes))
+        offset = len(candidates)
+        return Draft(
+            token_ids=candidates + [node.token_id for node in nodes],
+            parents=candidate_parents + [NO_PARENT if parent == NO_PARENT else parent + offset for parent in parents],
+            num_candidates=offset,
+        )
+
+    def observe(self, outcome: Outcome) -> None:
+        predictions = outcome.predictions[outcome.draft.num_candidates :]
+        for key, trie in self._verified(outcome):
+            self._pool.merge(key, trie)
+        self._reached_depth = self._reached_depth or self._tree.height >= self._options.depth - 1
+        if self._reached_depth:
+            for key, trie in self._tree.tries(predictions):
+                self._pool.merge(key, trie)
+        self._tree.grow(predictions, outcome.next_token)
+        self._last_token = outcome.path[-1]
+
+    def fork(self, path: Sequence[int]) -> "PtdDrafter":
+        """A child drafts a tree of its own, for its path is another; what is in the pool may come in both."""
+        random = Random(self._random.getrandbits(64))  # noqa: S311
+        return PtdDrafter(self._options, self._eos_token_ids, self._pool, path, random)
+
+    def _verified(self, outcome: Outcome) -> list[tuple[int, Trie]]:
+        """Per candidate, and first for the path's last token, its token and what is behind it with the predictions."""
+        draft = outcome.draft
+        behind_path: Trie = {outcome.next_token: {}}
+        tries: list[Trie] = [{} for _ in range(draft.num_candidates)]
+        for index, parent in enumerate(draft.parents[: draft.num_candidates]):
+            (behind_path if parent == NO_PARENT else tries[parent])[draft.token_ids[index]] = tries[index]
+        for index, trie in enumerate(tries):
+            if draft.token_ids[index] not in self._eos_token_ids:
+                trie.setdefault(outcome.predictions[index], {})
+        return [(self._last_token, behind_path), *zip(draft.token_ids, tries, strict=False)]
+
+    def _seeds(self, path: Sequence[int]) -> list[list[int]]:
+        tokens = [token_id for token_id in path if token_id not in self._eos_token_ids]
+        firsts = list(dict.fromkeys(tokens))
+        firsts = self._random.sample(firsts, min(NUM_SEEDS, self._options.width, len(firsts)))
+        # Of the nodes the tree may have, the root children come first.
+        longest = LONGEST_SEED if self._options.depth > 1 else 1
+        return [[first, *self._random.choices(tokens, k=self._random.randrange(longest))] for first in firsts]

@@ -1,0 +1,1 @@
+"""The parts of `benchmarks.decoders`: prompts, runs, figures, plots. Needs torch and transformers, never vLLM."""
