@@ -8,6 +8,7 @@ from ulid import ULID
 from api.schemas import JOB_ID
 from db.states import JobState
 from jobs.errors import NotFound
+from jobs.forking import DECODINGS, VLLM_DECODINGS
 from jobs.service import MAX_LIST
 from jobs.settings import Settings
 from jobs.submit import SubmitOptions
@@ -51,7 +52,13 @@ class SubmitForm(BaseModel):
     messages_column: str | None = None
     template: str | None = Field(None, description="A Jinja template over the columns, rendered in a sandbox.")
     id_column: str | None = None
-    decoding: str = Field("ar", description="`ar`, one token after the other, or `apar`: the model forks its answers.")
+    decoding: str = Field(
+        "ar",
+        description=(
+            "`ar`, one token after the other, or `apar`: the model forks its answers. On models with the reference "
+            f"backend also {', '.join(f'`{name}`' for name in DECODINGS if name not in VLLM_DECODINGS)}."
+        ),
+    )
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

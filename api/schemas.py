@@ -84,6 +84,12 @@ class SampleStats(BaseModel):
     sequential_peak_tokens: int
     sequential_attended_tokens: int
     preemptions: int
+    forwards: int | None = Field(description="This and what follows: the decoder's own figures; null on vLLM.")
+    hit_rate: float | None = Field(description="HR: steps that had a candidate tree, of all.")
+    acceptance_length: float | None = Field(description="AL: tokens that such a step brought, on average.")
+    decoding_efficiency: float | None = Field(description="DE: output tokens per forward.")
+    draft_nodes: int | None = Field(description="Nodes computed to draft.")
+    verify_nodes: int | None = Field(description="Nodes computed to be verified.")
 
 
 class TreeNode(BaseModel):
@@ -155,6 +161,12 @@ class JobStats(BaseModel):
     attended_saved_percent: float | None
     steps_ratio: float | None
     steps_saved_percent: float | None
+    forwards: int | None = Field(description="Sum; this and what follows: the decoder's own figures, null on vLLM.")
+    draft_nodes: int | None
+    verify_nodes: int | None
+    mean_hit_rate: float | None
+    mean_acceptance_length: float | None
+    mean_decoding_efficiency: float | None
 
 
 class Model(BaseModel):

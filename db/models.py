@@ -52,7 +52,7 @@ class Job(Base):
     name: Mapped[str | None] = mapped_column(String(200))
     state: Mapped[str] = mapped_column(String(16))
     model: Mapped[str] = mapped_column(String(63))
-    decoding: Mapped[str] = mapped_column(String(8))
+    decoding: Mapped[str] = mapped_column(String(16))
     sampling: Mapped[dict[str, Any]] = mapped_column(JSON)
     mapping: Mapped[dict[str, Any]] = mapped_column(JSON)
     """How rows become prompts: the column names or the template."""
@@ -180,6 +180,13 @@ class RequestStats(Base):
     sequential_peak_tokens: Mapped[int] = mapped_column(Integer)
     sequential_attended_tokens: Mapped[int] = mapped_column(BigInteger)
     preemptions: Mapped[int] = mapped_column(Integer)
+    forwards: Mapped[int | None] = mapped_column(Integer)
+    hit_rate: Mapped[float | None] = mapped_column(Float)
+    acceptance_length: Mapped[float | None] = mapped_column(Float)
+    decoding_efficiency: Mapped[float | None] = mapped_column(Float)
+    draft_nodes: Mapped[int | None] = mapped_column(Integer)
+    verify_nodes: Mapped[int | None] = mapped_column(Integer)
+    """From `forwards` on: the reference backend's alone."""
 
 
 class ThreadNode(Base):

@@ -56,6 +56,12 @@ RESULT_FIELDS: list[pa.Field] = [
     pa.field("forq_sequential_peak_tokens", pa.int32()),
     pa.field("forq_sequential_attended_tokens", pa.int64()),
     pa.field("forq_preemptions", pa.int32()),
+    pa.field("forq_forwards", pa.int32()),
+    pa.field("forq_hit_rate", pa.float64()),
+    pa.field("forq_acceptance_length", pa.float64()),
+    pa.field("forq_decoding_efficiency", pa.float64()),
+    pa.field("forq_draft_nodes", pa.int32()),
+    pa.field("forq_verify_nodes", pa.int32()),
 ]
 TREE_FIELD = pa.field("forq_tree", TREE_TYPE)
 CANCELLED_TEXT = "the job was cancelled before this row was answered"

@@ -30,10 +30,11 @@ job_argument = click.argument("job", metavar="JOB", callback=lambda ctx, param, 
 @input_options
 @click.option(
     "--decoding",
-    metavar="[apar|ar]",
+    metavar="NAME",
     default="ar",
     show_default=True,
-    help="apar: the model forks its answers; ar: one token after the other.",
+    help="ar: one token after the other; apar: the model forks its answers. On models with the reference backend also "
+    "medusa, ptd, lade, which draft, and apar+medusa, apar+ptd, apar+lade, which do both.",
 )
 @click.option("--temperature", type=float, metavar="F", help="0 is greedy.  [default: 1]")
 @click.option("--top-p", type=float, metavar="F", help="Nucleus sampling.  [default: 1]")

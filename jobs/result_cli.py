@@ -104,5 +104,14 @@ def stats(job: str, as_json: bool) -> None:
         ["peak blocks", value["peak_blocks"], None, None],
         ["preemptions", value["preemptions"], None, None],
     ]  # fmt: skip
+    if value["forwards"] is not None:
+        rows += [
+            ["forwards", value["forwards"], None, None],
+            ["tokens per forward (DE), mean", value["mean_decoding_efficiency"], 1, None],
+            ["hit rate (HR), mean", value["mean_hit_rate"], None, None],
+            ["acceptance length (AL), mean", value["mean_acceptance_length"], None, None],
+            ["draft nodes", value["draft_nodes"], None, None],
+            ["verified nodes", value["verify_nodes"], None, None],
+        ]
     title = f"job {value['job_id']} ({value['state']}, {value['decoding']})"
     print_table(title, ["sum over answers", "here", "sequential", "saved %"], rows)

@@ -44,6 +44,13 @@ class Stats:
     sequential_peak_tokens: int
     sequential_attended_tokens: int
     preemptions: int
+    forwards: int | None = None
+    hit_rate: float | None = None
+    acceptance_length: float | None = None
+    decoding_efficiency: float | None = None
+    draft_nodes: int | None = None
+    verify_nodes: int | None = None
+    """From `forwards` on: the decoder's own figures; None from vLLM, which has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,10 +139,20 @@ def request_detail(database: Database, job_id: str, row_index: int) -> dict[str,
 
 _SUMMED = ("threads", "forks", "steps", "peak_cached_tokens", "peak_blocks", "attended_tokens",
            "sequential_peak_tokens", "sequential_attended_tokens", "preemptions")  # fmt: skip
+_DRAFTING = {
+    "forwards": func.sum(RequestStats.forwards),
+    "draft_nodes": func.sum(RequestStats.draft_nodes),
+    "verify_nodes": func.sum(RequestStats.verify_nodes),
+    "mean_hit_rate": func.avg(RequestStats.hit_rate),
+    "mean_acceptance_length": func.avg(RequestStats.acceptance_length),
+    "mean_decoding_efficiency": func.avg(RequestStats.decoding_efficiency),
+}
+"""A decoder's own figures; samples without them do not count."""
 
 
 def job_stats(database: Database, job_id: str) -> dict[str, Any]:
-    """The job's memory receipt: sums over its finished samples, each beside its sequential value, and what was saved.
+    """The job's memory receipt: sums over its finished samples, each beside its sequential value, and what was saved;
+    and its decoder's own figures, null where the engine has none.
 
     Raises:
         NotFound: no such job.
@@ -157,6 +167,7 @@ def job_stats(database: Database, job_id: str) -> dict[str, Any]:
             func.coalesce(func.max(RequestStats.threads), 0).label("max_threads"),
             func.coalesce(func.sum(case((RequestStats.forks > 0, 1), else_=0)), 0).label("forked_samples"),
             *columns,
+            *(figure.label(name) for name, figure in _DRAFTING.items()),
         )
         .select_from(Request)
         .join(Output, Output.request_id == Request.id)
@@ -166,7 +177,7 @@ def job_stats(database: Database, job_id: str) -> dict[str, Any]:
     status = job_status(database, job_id)
     with database.read() as connection:
         row = connection.execute(statement).one()
-    sums = {name: int(value) for name, value in row._mapping.items()}
+    sums = {name: int(value) for name, value in row._mapping.items() if name not in _DRAFTING}
     return {
         "job_id": job_id,
         "state": status["state"],
@@ -177,6 +188,7 @@ def job_stats(database: Database, job_id: str) -> dict[str, Any]:
         "mean_threads": _ratio(sums["threads"], sums["num_samples"]),
         "forked_share": _ratio(sums["forked_samples"], sums["num_samples"]),
         **_savings(sums),
+        **{name: _figure(row._mapping[name]) for name in _DRAFTING},
     }
 
 
@@ -275,6 +287,13 @@ def _no_job(job_id: str) -> NotFound:
 
 def _ratio(value: int, sequential: int) -> float | None:
     return round(value / sequential, 4) if sequential else None
+
+
+def _figure(value: Any) -> int | float | None:
+    """A sum or a mean as Python has it: databases give sums as Decimal, too."""
+    if value is None or isinstance(value, int):
+        return value
+    return round(value, 4) if isinstance(value, float) else int(value)
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from jobs.errors import BadInput
+from jobs.reference_settings import ReferenceSettings
 
 DEFAULT_MODEL = "smollm2-135m"
 BUNDLED_APAR_MODEL = "smollm2-135m-apar"
@@ -98,8 +99,11 @@ class ModelAlias(BaseModel):
     """`thudm` repairs line breaks between nodes, see `worker.restoration`; our own models need no repair."""
     default_max_tokens: int = Field(default=512, ge=1)
     """`max_tokens` of a request that does not say."""
+    backend: Literal["vllm", "reference"] = "vllm"
+    """What runs the model: vLLM, or the decoders of `apar.decoding` in plain torch, one answer at a time."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Passed to vLLM's `EngineArgs` as it is."""
+    reference: ReferenceSettings = ReferenceSettings()
 
     @property
     def control_tokens(self) -> list[str]:
@@ -120,6 +124,14 @@ class ModelAlias(BaseModel):
         others = [name for name in ("path", "hub_id", "revision", "packaged_gguf") if getattr(self, name) is not None]
         if self.adapter is not None and others:
             raise ValueError(f"{others[0]} stands beside adapter: the model's files come from base, say it there")
+        return self
+
+    @model_validator(mode="after")
+    def _options_are_those_of_the_backend(self) -> Self:
+        if self.backend == "reference" and self.engine:
+            raise ValueError("engine stands beside backend 'reference': its options are vLLM's, remove them")
+        if self.backend == "vllm" and self.reference != ReferenceSettings():
+            raise ValueError("reference stands beside backend 'vllm': say backend = \"reference\", or remove it")
         return self
 
     @field_validator("kv_budget", mode="before")

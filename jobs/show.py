@@ -28,6 +28,7 @@ def _tree_of(sample: dict[str, Any]) -> "Tree":
     head = f"sample {sample['sample']}: {sample['output_tokens']} tokens, {sample['finish_reason']}"
     if sample["stats"] is not None:
         head += f", {_count(sample['stats']['threads'], 'thread')}, {_count(sample['stats']['steps'], 'step')}"
+        head += _drafting_of(sample["stats"])
     top = Tree(Text(head))
     if not sample["tree"]:
         top.add(Text(without_controls(sample["output"])))
@@ -52,6 +53,15 @@ def _tree_of(sample: dict[str, Any]) -> "Tree":
 def _label(node: dict[str, Any]) -> str:
     span = f"tokens {node['start']}-{node['end']}, steps {node['first_step']}-{node['last_step']}"
     return f"{node['kind']}, thread {node['thread']}, {span}"
+
+
+def _drafting_of(stats: dict[str, Any]) -> str:
+    """A decoder's own figures; nothing of an answer from vLLM."""
+    if stats.get("forwards") is None:
+        return ""
+    shares = f"DE {stats['decoding_efficiency']:.2f}, HR {stats['hit_rate']:.2f}, AL {stats['acceptance_length']:.2f}"
+    nodes = f"{_count(stats['draft_nodes'], 'draft node')}, {_count(stats['verify_nodes'], 'verified node')}"
+    return f"; {_count(stats['forwards'], 'forward')}, {shares}, {nodes}"
 
 
 def _count(number: int, what: str) -> str:

@@ -1,7 +1,7 @@
 """What the shard loop needs from an engine: hand samples in, get finished samples back, know the limits.
 
-`worker.engine.VllmBackend` is the real one. Everything that crosses here is plain data, so that another engine, or one
-in another process, can stand behind it.
+`worker.engine.VllmBackend` and `worker.reference.ReferenceBackend` are the real ones. Everything that crosses here is
+plain data, so that another engine, or one in another process, can stand behind it.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from apar.tree import Span
+from jobs.forking import VLLM_DECODINGS, forks
 from jobs.results import Stats
 from jobs.sampling import Sampling
 
@@ -17,11 +18,16 @@ from jobs.sampling import Sampling
 class Decoding:
     """How the engine runs the samples of one job."""
 
-    forks: bool = False
-    """False: the model's [Fork] is banned."""
+    name: str = "ar"
+    """One of `jobs.forking.DECODINGS`."""
     pool: str | None = None
     """Samples of one pool together hold at most `pool_share` of the KV budget while others wait: a job's id."""
     pool_share: float = 1.0
+
+    @property
+    def forks(self) -> bool:
+        """False: the model's [Fork] is banned."""
+        return forks(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,8 @@ class EngineFacts:
     max_num_seqs: int
     can_fork: bool = False
     """Whether the model has control tokens."""
+    decodings: tuple[str, ...] = VLLM_DECODINGS
+    """Those it runs, the forking ones if it can fork."""
 
 
 class EngineDead(Exception):
@@ -114,4 +122,6 @@ class Backend(Protocol):
         """Forget samples; what has finished meanwhile may still be reported."""
         ...
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Stop at once; whatever is unfinished is not reported."""
+        ...

@@ -11,14 +11,13 @@ from typing import Any
 from jobs.results import PendingRow, RowResult
 from jobs.rows import PreparedRow, RowReader, columns_of, make_mapping
 from jobs.sampling import Sampling
-from jobs.settings import ModelAlias, Settings
+from jobs.settings import Settings
 from jobs.source import iter_batches, open_source
 from jobs.submit import SubmitOptions, check_options
-from worker.backend import EngineFacts
-from worker.engine import block_size_of, num_blocks_of
 from worker.forking import Forking, load_encoder
 from worker.generation import RowInFlight, prepare
 from worker.models import resolve_model
+from worker.planned import planned_facts
 
 MAX_SHOWN = 20
 """Failing rows that are listed one by one; all are counted."""
@@ -126,27 +125,3 @@ def _forks(forking: Forking | None) -> dict[str, Any] | None:
         "child_token_id": forking.child_token_id,
         **asdict(forking.limits),
     }
-
-
-def planned_facts(alias: ModelAlias, model_path: Path) -> EngineFacts:
-    """The limits an engine for this alias would report, worked out from the model's own configuration.
-
-    Bytes become blocks by the plain attention layout, keys and values of every layer; models that cache less (sliding
-    windows, latent attention) fit more than this says.
-    """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model_path).get_text_config()
-    context = config.max_position_embeddings
-    block_size = block_size_of(alias)
-    limit = min(context, alias.max_model_len or context)
-    num_blocks = num_blocks_of(alias)
-    if alias.kv_budget is not None and num_blocks is None:
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        value_bytes = 4 if alias.dtype == "float32" else 2
-        block_bytes = 2 * config.num_hidden_layers * heads * head_dim * value_bytes * block_size
-        num_blocks = alias.kv_budget.amount // block_bytes - 1  # the null block
-    if num_blocks is None:
-        num_blocks = -(-limit // block_size)
-    return EngineFacts("planned", "", block_size, num_blocks, min(limit, num_blocks * block_size), context, 1)

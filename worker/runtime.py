@@ -19,7 +19,9 @@ from db.upgrade import current_revision, newest_revision
 from jobs import doorbell, ending, leases, parts, service
 from jobs.errors import ForqError, Unavailable
 from jobs.settings import Settings
-from worker.engine import VllmBackend, prepare_environment
+from worker.backends import make_backend
+from worker.engine import prepare_environment
+from worker.engine_thread import EngineThread
 from worker.forking import load_encoder
 from worker.heartbeat import Heartbeat
 from worker.models import resolve_model
@@ -68,8 +70,9 @@ class WorkerProcess:
         finally:
             self._leave(reason)
 
-    def _load(self) -> tuple[VllmBackend, PromptEncoder]:
-        prepare_environment()
+    def _load(self) -> tuple[EngineThread[Any], PromptEncoder]:
+        if self._alias.backend == "vllm":
+            prepare_environment()
         try:
             files = resolve_model(self._model, self._settings, report=lambda line: log.info("model", note=line))
         except Unavailable as error:
@@ -77,13 +80,13 @@ class WorkerProcess:
             raise
         encoder, forking = load_encoder(self._alias, files.path)
         log.info("engine_starting", model=self._model, path=files.source, forks=forking is not None)
-        backend = VllmBackend(self._alias, str(files.path), forking)
+        backend = make_backend(self._alias, str(files.path), forking)
         backend.start()
         facts = backend.facts
         log.info("engine_ready", blocks=facts.num_blocks, block_size=facts.block_size, context=facts.max_model_len)
         return backend, encoder
 
-    def _serve(self, backend: VllmBackend, encoder: PromptEncoder) -> int:
+    def _serve(self, backend: EngineThread[Any], encoder: PromptEncoder) -> int:
         from celery.signals import worker_ready, worker_shutting_down
 
         loop = ShardLoop(self._database, self._settings, self._id, self._model, backend, encoder)
@@ -125,7 +128,7 @@ class WorkerProcess:
             self._substitute = threading.Thread(target=loop.run_available, name="shards-without-broker", daemon=True)
             self._substitute.start()
 
-    def _watch_engine(self, backend: VllmBackend) -> None:
+    def _watch_engine(self, backend: EngineThread[Any]) -> None:
         while not backend.wait_dead(timeout_s=3600):
             pass
         self._die(backend.failure or "unknown")

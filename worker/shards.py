@@ -25,7 +25,7 @@ from jobs.settings import Settings
 from worker.backend import Backend, Decoding, EngineDead, Finished, Refused
 from worker.database_retry import retrying
 from worker.gate import EngineGate
-from worker.generation import RowInFlight, prepare, result_of
+from worker.generation import RowInFlight, cannot_decode, prepare, result_of
 from worker.in_flight import RowsInFlight
 from worker.prompts import PromptEncoder
 
@@ -190,8 +190,9 @@ class _Shard:
             leases.abandon(self._loop.database, self._lease)
             return
         self._decoding = _decoding_of(work, self._lease)
-        if self._decoding.forks and not self._loop.backend.facts.can_fork:
-            self._call(self._fail_job)
+        fault = cannot_decode(self._decoding, self._loop.backend.facts, self._loop.model)
+        if fault is not None:
+            self._call(partial(self._fail_job, fault))
             return
         log.info("shard_started", lease=str(self._lease), rows=len(work.rows))
         suspect = self._lease.attempts >= self._loop.settings.queue.max_attempts
@@ -211,13 +212,8 @@ class _Shard:
             self._loop.gate.leave()
         self._uncount(self._counted)
 
-    def _fail_job(self) -> None:
+    def _fail_job(self, reason: str) -> None:
         """Every row would fail alike: the job cannot run at all."""
-        model = self._loop.model
-        reason = (
-            f"decoding is apar, but the worker's model {model!r} has no control tokens: name fork_token and "
-            f"child_token in [models.{model}] of the worker's forq.toml, restart it and retry the job"
-        )
         ending.fail_job(self._loop.database, self._lease.job_id, reason)
         leases.release(self._loop.database, self._lease)  # where the job was cancelled meanwhile, and did not fail
         log.warning("job_failed", lease=str(self._lease), reason=reason)
@@ -328,5 +324,5 @@ class _Shard:
 
 
 def _decoding_of(work: results.ShardWork, lease: Lease) -> Decoding:
-    forks = work.decoding == "apar"
-    return Decoding(forks) if work.kv_share is None else Decoding(forks, lease.job_id, work.kv_share)
+    name = work.decoding
+    return Decoding(name) if work.kv_share is None else Decoding(name, lease.job_id, work.kv_share)

@@ -5,7 +5,7 @@ path's last one, which is column 0 itself; each further level is what the model 
 forward ago. So every forward yields W n-grams: a column's tokens and the prediction behind them. They are kept by their
 first token and verified when the path ends with it.
 
-Source: the Lookahead Decoding paper (arXiv 2402.02057), sections 3.1 to 3.3, and its public description.
+Source: the Lookahead Decoding paper (arXiv 2402.02057) and its authors' public description, with their defaults.
 """
 
 from collections.abc import Collection, Sequence
@@ -58,7 +58,8 @@ class LadeDrafting:
 
     def start(self, prompt_token_ids: Sequence[int], seed: int) -> "LadeDrafter":
         pool = NgramPool(self._options.guesses)
-        return LadeDrafter(self._options, self._eos_token_ids, pool, prompt_token_ids, Random(seed))  # noqa: S311  no secret depends on it
+        random = Random(seed)  # noqa: S311  no secret depends on it
+        return LadeDrafter(self._options, self._eos_token_ids, pool, prompt_token_ids, random)
 
 
 class LadeDrafter:

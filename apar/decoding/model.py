@@ -151,12 +151,13 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "cpu") -> TreeMo
     Raises:
         DecodingError: it cannot be loaded or used; the message says why.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     try:
         hf = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         return TreeModel(hf.to(device))
-    except (OSError, ValueError, RuntimeError, AttributeError) as error:
+    except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
         raise DecodingError(f"{folder} cannot be loaded on {device}: {error}") from error
 
 

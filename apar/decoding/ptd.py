@@ -4,7 +4,7 @@ A step's draft is a candidate tree, taken from the pool by the path's last token
 go back into the pool with the model's predictions in them, and the drafting tree grows. Its tokens are guesses of the
 future without fixed places: however far the path came, the tree moves behind it.
 
-Source: PTD paper, section 3 and algorithms 1 to 3.
+Source: PTD paper, section 3; what it leaves open follows its authors' public description.
 """
 
 from collections.abc import Collection, Sequence
@@ -51,7 +51,8 @@ class PtdDrafting:
 
     def start(self, prompt_token_ids: Sequence[int], seed: int) -> "PtdDrafter":
         pool = DraftPool(self._options.pool_nodes)
-        return PtdDrafter(self._options, self._eos_token_ids, pool, prompt_token_ids, Random(seed))  # noqa: S311  no secret depends on it
+        random = Random(seed)  # noqa: S311  no secret depends on it
+        return PtdDrafter(self._options, self._eos_token_ids, pool, prompt_token_ids, random)
 
 
 class PtdDrafter:
@@ -74,7 +75,6 @@ class PtdDrafter:
             options.width, options.depth, options.max_nodes - options.max_candidates, eos_token_ids
         )
         self._tree.seed(self._seeds(path))
-        self._reached_depth = False
 
     def propose(self) -> Draft:
         nodes, parents = self._tree.nodes()
@@ -90,11 +90,11 @@ class PtdDrafter:
         predictions = outcome.predictions[outcome.draft.num_candidates :]
         for key, trie in self._verified(outcome):
             self._pool.merge(key, trie)
-        self._reached_depth = self._reached_depth or self._tree.height >= self._options.depth - 1
-        if self._reached_depth:
-            for key, trie in self._tree.tries(predictions):
-                self._pool.merge(key, trie)
+        tries = self._tree.tries(predictions)
         self._tree.grow(predictions, outcome.next_token)
+        if self._tree.has_stepped:  # before, it holds little more than random tokens
+            for key, trie in tries:
+                self._pool.merge(key, trie)
         self._last_token = outcome.path[-1]
 
     def fork(self, path: Sequence[int]) -> "PtdDrafter":

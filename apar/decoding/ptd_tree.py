@@ -30,6 +30,8 @@ class DraftingTree:
         self._eos_token_ids = eos_token_ids
         self._line: dict[int, DraftNode] = {}
         """Root children by token, in the order of the line."""
+        self.has_stepped = False
+        """Whether a subtree has come to its full depth, or to the node cap."""
 
     def seed(self, chains: Sequence[Sequence[int]]) -> None:
         """A root child with a chain of children for each of `chains`, whose first tokens differ."""
@@ -61,11 +63,6 @@ class DraftingTree:
             tries[node] = {token_id: tries[child] for token_id, child in node.children.items()}
             tries[node].setdefault(prediction, {})
         return [(node.token_id, tries[node]) for node in nodes]
-
-    @property
-    def height(self) -> int:
-        """Of the highest subtree; a root child alone has 0."""
-        return max(map(_height, self._line.values()), default=0)
 
     def grow(self, predictions: Sequence[int], next_token: int) -> None:
         """One forward's growth. `predictions` are by `nodes`; `next_token` is what came behind the path."""
@@ -103,6 +100,7 @@ class DraftingTree:
 
     def _step(self, root: DraftNode) -> None:
         """Depth control: a subtree goes on from its root's earliest child, which takes the root's place in the line."""
+        self.has_stepped = True
         earliest = next(iter(root.children.values()), None)
         others = {token_id: node for token_id, node in self._line.items() if node is not root}
         if earliest is None or earliest.token_id in others:
@@ -112,8 +110,10 @@ class DraftingTree:
             self._line = {node.token_id: node for node in line}
 
     def _fit(self) -> None:
-        """Node cap: the largest subtree steps before its time. Were growth stopped instead, no subtree might ever become
-        high enough to step, and the tree would stay as it is."""
+        """Node cap: the largest subtree steps before its time.
+
+        Were growth stopped instead, no subtree might ever become high enough to step: the tree would stay as it is.
+        """
         sizes = {root: len(_subtree(root)) for root in self._line.values()}
         while sum(sizes.values()) > self._max_nodes:
             self._step(max(sizes, key=lambda root: sizes[root]))

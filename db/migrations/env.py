@@ -1,7 +1,9 @@
 """Alembic's entry: runs the migrations online, in batches where SQLite cannot alter a table in place."""
 
+from typing import Any
+
 from alembic import context
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from db.models import Base
 from db.session import Database
@@ -13,6 +15,10 @@ def run() -> None:
     url = context.config.get_main_option("sqlalchemy.url")
     assert url, "db.upgrade sets the URL"
     database = Database(url)
+    if database.is_sqlite:
+        # A batch drops the old table, and dropping a table deletes its rows first: with foreign keys on, all that hangs
+        # on them would go, too. The switch works outside a transaction only.
+        event.listen(database.engine, "connect", _without_foreign_keys)
     try:
         with database.write() as connection:
             if not database.is_sqlite:
@@ -22,6 +28,10 @@ def run() -> None:
                 context.run_migrations()
     finally:
         database.dispose()
+
+
+def _without_foreign_keys(connection: Any, _record: Any) -> None:
+    connection.execute("PRAGMA foreign_keys=OFF")
 
 
 run()

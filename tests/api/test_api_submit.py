@@ -107,6 +107,7 @@ def test_a_bad_row_does_not_refuse_the_file(client: TestClient) -> None:
         ({"name": "x" * 201}, "200"),
         ({"decoding": "apar"}, "not known to fork"),
         ({"decoding": "beam"}, "use apar or ar"),
+        ({"decoding": "apar+ptd"}, "does not have on vLLM: use apar or ar"),
         ({"max_tokens": "0"}, "max_tokens is 0"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"max_tokens": ""}, "max_tokens"),

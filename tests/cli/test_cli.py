@@ -93,8 +93,8 @@ def test_a_laptop_without_an_engine_can_submit_and_ask(home: Path, prompts: Path
 
 
 def test_every_command_of_the_contract_is_there() -> None:
-    contract = "up down submit status wait list cancel retry export show stats check worker api watch db ps "
-    contract += "data train eval bootstrap"
+    contract = "up down submit status wait list cancel retry export show stats check worker api watch db purge doctor ps "
+    contract += "data train train-medusa eval bootstrap"
     assert list(COMMANDS) == sorted(contract.split(), key=list(COMMANDS).index)
     assert set(COMMANDS) == set(contract.split())
 
@@ -150,6 +150,9 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
         ("submit", "prompts.parquet", "--decoding", "apar"), "name fork_token and child_token in [models.smollm2-135m]"
     ),
     "unknown decoding": (("submit", "prompts.parquet", "--decoding", "beam"), "use apar or ar"),
+    "a decoding that vLLM does not have": (
+        ("submit", "prompts.parquet", "--decoding", "ptd"), 'use apar or ar, or say backend = "reference"'
+    ),
     "no share of the KV budget": (("submit", "prompts.parquet", "--kv-share", "0"), "above 0 and at most 1"),
     "more than the KV budget": (("submit", "prompts.parquet", "--kv-share", "1.5"), "--kv-share is 1.5"),
     "no such template": (("submit", "prompts.parquet", "--template", "nowhere.j2"), "cannot be read"),

@@ -176,6 +176,19 @@ def test_show_prints_draws_and_tells_all_as_json(run: Forq, answered: str) -> No
     assert not Path("no.svg").exists()
 
 
+def test_an_answer_that_was_drafted_is_shown_with_its_decoders_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    value = detail_of([(None, "root", 0, 0, 1, "a")])
+    figures = {
+        "forwards": 12, "hit_rate": 0.75, "acceptance_length": 2.5, "decoding_efficiency": 1.917, "draft_nodes": 80,
+        "verify_nodes": 1,
+    }  # fmt: skip
+    value["samples"][0]["stats"] |= figures
+    print_request(value)
+    assert "4 threads, 15 steps; 12 forwards, DE 1.92, HR 0.75, AL 2.50, 80 draft nodes, 1 verified node" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 def test_stats_tell_what_was_saved(run: Forq, answered: str) -> None:
     said = json.loads(run("stats", answered, "--json").out)
     assert (said["num_samples"], said["forked_samples"], said["mean_threads"], said["max_threads"]) == (2, 2, 4.0, 4)
@@ -184,3 +197,22 @@ def test_stats_tell_what_was_saved(run: Forq, answered: str) -> None:
     lines = dict(line.split("\t", 1) for line in run("stats", answered).out.splitlines())
     assert lines["engine steps"] == "30\t60\t50.0"
     assert lines["answers that forked"] == "2\t0\t"
+    assert not any(line.startswith(("forwards", "hit rate")) for line in lines)
+
+
+def test_stats_of_a_drafted_job_end_with_its_decoders_figures(home: Path, run: Forq, prompts: Path) -> None:
+    job: str = json.loads(run("submit", prompts, "--json").out)["job_id"]
+    database = Database(f"sqlite:///{home / 'forq.db'}")
+    lease = leases.acquire(database, DEFAULT_MODEL, "O" * 26, 60.0)
+    assert lease is not None
+    rows = results.load(database, lease).rows
+    for row, efficiency in zip(rows, (1.0, 2.0, 4.5), strict=True):
+        stats = results.Stats(1, 0, 1, 2, 5, 1, 9, 5, 9, 0, 2, 0.5, 1.5, efficiency, 10, 4)
+        sample = results.SampleResult("x", "stop", 3, 2, stats, ())
+        results.write(database, lease, [results.RowResult(row.request_id, (sample,))])
+    database.dispose()
+    lines = dict(line.split("\t", 1) for line in run("stats", job).out.splitlines())
+    assert [lines[name] for name in ("forwards", "tokens per forward (DE), mean", "hit rate (HR), mean")] == [
+        "6\t\t", "2.5\t1\t", "0.5\t\t"
+    ]  # fmt: skip
+    assert (lines["draft nodes"], lines["verified nodes"]) == ("30\t\t", "12\t\t")

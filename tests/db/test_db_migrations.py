@@ -146,6 +146,59 @@ def test_a_url_with_a_percent_sign_reaches_the_database(tmp_path: Path) -> None:
     assert "jobs" in tables_in(url)
 
 
+JOB = (
+    "INSERT INTO jobs (id, name, state, model, decoding, sampling, mapping, source, data_key, dedupe_key, priority, "
+    "num_rows, num_completed, created_at) VALUES "
+    "('J', 'mine', 'completed', 'm', '{}', '{{}}', '{{}}', 'cli', 'k', 'd', 0, 1, 1, '2026-01-01 00:00:00.0')"
+)
+BELOW_IT = (
+    "INSERT INTO shards (job_id, ordinal, start_row, end_row, model, state, queue_key) "
+    "VALUES ('J', 0, 0, 1, 'm', 'done', 0)",
+    "INSERT INTO requests (id, job_id, row_index, state) VALUES (1, 'J', 0, 'completed')",
+    "INSERT INTO outputs (request_id, sample, text, prompt_tokens, output_tokens) VALUES (1, 0, 'x', 1, 9)",
+    "INSERT INTO request_stats (request_id, sample, threads, forks, max_width, steps, peak_cached_tokens, peak_blocks, "
+    "attended_tokens, sequential_peak_tokens, sequential_attended_tokens, preemptions) "
+    "VALUES (1, 0, 1, 0, 1, 9, 9, 1, 54, 10, 54, 0)",
+)
+COUNTED = ("jobs", "shards", "requests", "outputs", "request_stats")
+
+
+def test_longer_decodings_fit_and_nothing_below_a_job_is_lost_on_the_way_there_and_back(empty_url: str) -> None:
+    """On SQLite the jobs' table is made anew: dropping the old one must not take shards and requests with it."""
+    upgrade(empty_url, "0003")
+    database = Database(empty_url)
+
+    def counts() -> list[int]:
+        with database.read() as connection:
+            return [connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() for table in COUNTED]
+
+    def job() -> tuple[Any, ...]:
+        with database.read() as connection:
+            statement = "SELECT name, decoding, num_completed, dedupe_key FROM jobs"
+            return tuple(connection.exec_driver_sql(statement).one())
+
+    with database.write() as connection:
+        for statement in (JOB.format("apar"), *BELOW_IT):
+            connection.exec_driver_sql(statement)
+    upgrade(empty_url)
+    assert (counts(), job()) == ([1] * 5, ("mine", "apar", 1, "d"))
+    with database.write() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET decoding = 'apar+medusa'")
+        connection.exec_driver_sql("UPDATE request_stats SET forwards = 3, hit_rate = 0.5, verify_nodes = 7")
+    database.dispose()  # PostgreSQL cannot change a table that an idle session has prepared statements of
+    downgrade(empty_url, "0003")
+    assert (counts(), job()) == ([1] * 5, ("mine", "apar+med", 1, "d"))
+    upgrade(empty_url)
+    with database.read() as connection:
+        assert tuple(
+            connection.exec_driver_sql("SELECT forwards, hit_rate, verify_nodes, steps FROM request_stats").one()
+        ) == (None, None, None, 9)
+    with database.write() as connection:
+        connection.exec_driver_sql("DELETE FROM jobs")  # the cascade is still there
+    assert counts() == [0] * 5
+    database.dispose()
+
+
 def test_answers_stored_before_trees_had_texts_get_their_one_nodes_text(empty_url: str) -> None:
     upgrade(empty_url, "0002")
     database = Database(empty_url)

@@ -109,6 +109,7 @@ def test_the_reason_speaks_of_keys_and_not_of_flags(desk: Any) -> None:
         ("model = '/etc/passwd'", "'/etc/passwd' is not configured; known aliases: smollm2-135m"),
         ("prompt_column = 'promt'", "did you mean 'prompt'?"),
         ("decoding = 'apar'", "or use decoding ar (in"),
+        ("decoding = 'apar+lade'", "decoding is 'apar+lade', which model 'smollm2-135m' does not have on vLLM"),
         ("kv_share = 0.0", "kv_share is 0.0: it must be above 0"),
         ("template = '{{ nothing }}'", "the template uses nothing"),
         ("template = '{{'", "does not parse"),

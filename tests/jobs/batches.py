@@ -1,6 +1,7 @@
 """Small jobs for tests: files to submit, and a stand-in for the worker that answers them without an engine."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from sqlalchemy import func, select, text
 from db.models import Job, Output, Request, RequestStats, Shard, ThreadNode
 from db.session import Database
 from jobs import leases, results
+from jobs.reference_settings import ReferenceSettings
 from jobs.settings import DEFAULT_MODEL, ModelAlias, QueueSettings, Settings
 from jobs.submit import SubmitOptions, Submitted, submit_file
 
@@ -23,7 +25,12 @@ def settings_in(home: Path, *, shard_rows: int = 4) -> Settings:
     models = {
         "other": ModelAlias(path=home),
         "forking": ModelAlias(path=home, fork_token="[Fork]", child_token="[Child]"),
-    }
+        "plain-reference": ModelAlias(path=home, backend="reference"),
+        "reference": ModelAlias(
+            path=home, backend="reference", fork_token="[Fork]", child_token="[Child]",
+            reference=ReferenceSettings(medusa=home / "heads"),
+        ),
+    }  # fmt: skip
     return Settings(home=home, queue=QueueSettings(shard_rows=shard_rows), models=models)
 
 
@@ -73,6 +80,17 @@ def answered(row: results.PendingRow) -> results.RowResult:
     return results.RowResult(
         row.request_id, tuple(sample(f"answer {row.row_index}") for _ in range(row.sampling.n or 1))
     )
+
+
+def drafted(row: results.PendingRow, **figures: Any) -> results.RowResult:
+    """An answer of the reference backend."""
+    plain = sample("drafted", output_tokens=8)
+    assert plain.stats is not None
+    said = {
+        "forwards": 4, "hit_rate": 0.75, "acceptance_length": 7 / 3, "decoding_efficiency": 2.0, "draft_nodes": 40,
+        "verify_nodes": 17, **figures,
+    }  # fmt: skip
+    return results.RowResult(row.request_id, (replace(plain, stats=replace(plain.stats, **said)),))
 
 
 def failed(

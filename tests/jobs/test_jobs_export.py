@@ -14,6 +14,7 @@ from batches import (
     MODEL,
     acquire,
     answered,
+    drafted,
     drain,
     failed,
     requests_of,
@@ -64,8 +65,22 @@ def test_answers_come_out_in_input_order_with_every_result_column(database: Data
             "forq_prompt_tokens": 3, "forq_output_tokens": 2, "forq_threads": 1, "forq_forks": 0, "forq_max_width": 1,
             "forq_steps": 2, "forq_peak_cached_tokens": 5, "forq_peak_blocks": 1, "forq_attended_tokens": 10,
             "forq_sequential_peak_tokens": 5, "forq_sequential_attended_tokens": 20, "forq_preemptions": 0,
+            "forq_forwards": None, "forq_hit_rate": None, "forq_acceptance_length": None,
+            "forq_decoding_efficiency": None, "forq_draft_nodes": None, "forq_verify_nodes": None,
         }
     ]  # fmt: skip
+
+
+def test_a_decoders_own_figures_are_columns_where_there_are_any(database: Database, settings: Settings) -> None:
+    job_id = submit_rows(database, settings, 3)
+    drain(database, lambda row: drafted(row) if row.row_index == 1 else answered(row))
+    table = exported(database, settings, job_id)
+    assert table["forq_forwards"].to_pylist() == [None, 4, None]
+    assert table["forq_hit_rate"].to_pylist() == [None, 0.75, None]
+    assert table["forq_acceptance_length"].to_pylist() == [None, pytest.approx(7 / 3, abs=1e-15), None]
+    assert table["forq_decoding_efficiency"].to_pylist() == [None, 2.0, None]
+    assert table["forq_draft_nodes"].to_pylist() == [None, 40, None]
+    assert table["forq_verify_nodes"].to_pylist() == [None, 17, None]
 
 
 def test_a_row_with_several_samples_becomes_as_many_rows(database: Database, settings: Settings) -> None:

@@ -8,6 +8,7 @@ from batches import (
     MODEL,
     acquire,
     answered,
+    drafted,
     drain,
     failed,
     run_shard,
@@ -105,7 +106,9 @@ def test_jobs_are_listed_newest_first_and_by_page(database: Database, settings: 
     newest = sorted(job_ids, reverse=True)
     listed = service.list_jobs(database)
     assert [job["job_id"] for job in listed] == newest
-    assert listed == [service.job_status(database, job_id) for job_id in newest]  # one answer, two ways
+    told = [service.job_status(database, job_id) for job_id in newest]
+    # One answer, two ways; but time goes on between them.
+    assert [{**job, "eta_s": None} for job in listed] == [{**job, "eta_s": None} for job in told]
     page = service.list_jobs(database, limit=2)
     assert [job["job_id"] for job in page] == newest[:2]
     page = service.list_jobs(database, limit=2, before=page[-1]["job_id"])
@@ -187,8 +190,30 @@ def test_a_jobs_statistics_are_the_sums_over_its_samples(database: Database, set
         "sequential_peak_tokens": 30 + tokens, "sequential_attended_tokens": 200, "preemptions": 0,
         "sequential_steps": tokens, "peak_ratio": 1.0, "attended_ratio": 0.5, "steps_ratio": 1.0,
         "peak_saved_percent": 0.0, "attended_saved_percent": 50.0, "steps_saved_percent": 0.0,
+        "forwards": None, "draft_nodes": None, "verify_nodes": None,
+        "mean_hit_rate": None, "mean_acceptance_length": None, "mean_decoding_efficiency": None,
     }  # fmt: skip
     assert service.job_stats(database, other)["num_samples"] == 6
+
+
+def test_a_decoders_figures_are_summed_and_averaged_over_the_samples_that_have_them(
+    database: Database, settings: Settings
+) -> None:
+    job_id = submit_rows(database, settings, 3)
+
+    def answer(row: results.PendingRow) -> results.RowResult:
+        number = row.row_index
+        return drafted(row, forwards=number, hit_rate=0.25 * number) if number else answered(row)
+
+    drain(database, answer)
+    stats = service.job_stats(database, job_id)
+    assert stats["num_samples"] == 3
+    assert (stats["forwards"], stats["draft_nodes"], stats["verify_nodes"]) == (3, 80, 34)
+    means = [stats[f"mean_{name}"] for name in ("hit_rate", "acceptance_length", "decoding_efficiency")]
+    assert means == [0.375, 2.3333, 2.0]
+    (first,), (second,) = (service.request_detail(database, job_id, row)["samples"] for row in (0, 1))
+    assert {first["stats"][name] for name in ("forwards", "hit_rate", "verify_nodes")} == {None}
+    assert (second["stats"]["forwards"], second["stats"]["hit_rate"], second["stats"]["verify_nodes"]) == (1, 0.25, 17)
 
 
 def add_worker(database: Database, number: int, *, silent_s: float = 0, **values: Any) -> None:

@@ -358,7 +358,7 @@ def test_arithmetic_in_a_template_still_works(database: Database, settings: Sett
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "gpt-5"}, "model 'gpt-5' is not configured; known aliases: forking, other, smollm2-135m"),
+        ({"model": "gpt-5"}, "known aliases: forking, other, plain-reference, reference, smollm2-135m"),
         ({"decoding": "apar"}, "name fork_token and child_token in [models.smollm2-135m] of forq.toml, or use"),
         ({"decoding": "apar", "model": "other"}, "model 'other' is not known to fork"),
         ({"decoding": "beam"}, "decoding is 'beam': use apar or ar"),

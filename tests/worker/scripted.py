@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 
 from db.models import Job, Output, Request, RequestStats, Shard, ThreadNode
 from db.session import Database
+from jobs.forking import VLLM_DECODINGS
 from jobs.settings import DEFAULT_MODEL, Settings
 from jobs.submit import SubmitOptions, submit_file
 from worker.backend import Done, EngineDead, EngineFacts, Finished, Receipt, Refused, Sample
@@ -56,8 +57,9 @@ class ScriptedBackend:
         script: Callable[[Sample], Finished | Refused | None] = lambda sample: None,
         max_num_seqs: int = 64,
         can_fork: bool = False,
+        decodings: tuple[str, ...] = VLLM_DECODINGS,
     ) -> None:
-        self._facts = EngineFacts("scripted", "1", BLOCK_SIZE, 16, 64, 64, max_num_seqs, can_fork)
+        self._facts = EngineFacts("scripted", "1", BLOCK_SIZE, 16, 64, 64, max_num_seqs, can_fork, decodings)
         self._script = script
         self._failure: str | None = None
         self._changed = threading.Condition()

@@ -127,6 +127,8 @@ def test_a_token_a_step_when_nothing_is_in_the_way(asker: Asker) -> None:
             "threads": 1, "forks": 0, "max_width": 1, "steps": number, "peak_cached_tokens": peak,
             "peak_blocks": -(-peak // BLOCK_SIZE), "attended_tokens": attended,
             "sequential_peak_tokens": prompt + number, "sequential_attended_tokens": attended, "preemptions": 0,
+            "forwards": None, "hit_rate": None, "acceptance_length": None, "decoding_efficiency": None,
+            "draft_nodes": None, "verify_nodes": None,
         }  # fmt: skip
         assert answer.receipt.spans == ((0, None, "root", 0, 0, number, 0, number - 1),)
 

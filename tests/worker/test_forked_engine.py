@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 PATIENCE_S = 240.0
 MAX_TOKENS = 120
 PROMPTS = random_prompts(16, seed=11)
-AR, APAR = Decoding(), Decoding(True)
+AR, APAR = Decoding(), Decoding("apar")
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_stop_strings_cut_forked_answers_with_their_trees(tiny: tuple[VllmBacken
 def test_jobs_with_shares_of_the_budget_are_all_answered_alike(tiny: tuple[VllmBackend, PromptEncoder]) -> None:
     backend, encoder = tiny
     expected = [finished.token_ids for finished in ask(backend, samples_of(APAR, "free"))]
-    small, large = samples_of(Decoding(True, "a", 0.2), "small"), samples_of(Decoding(True, "b", 1.0), "large")
+    small, large = samples_of(Decoding("apar", "a", 0.2), "small"), samples_of(Decoding("apar", "b", 1.0), "large")
     samples = [sample for pair in zip(small, large, strict=True) for sample in pair]
     answers = dict(zip((s.key for s in samples), ask(backend, samples), strict=True))
     for name in ("small", "large"):

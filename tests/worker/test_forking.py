@@ -12,7 +12,7 @@ from tiny_models import CHILD, FORK, make_tiny_model
 from apar.options import ForkLimits, request_options
 from apar.tree import Span
 from jobs.errors import BadInput, Unavailable
-from jobs.settings import ForkSettings, ModelAlias, Settings
+from jobs.settings import ForkSettings, KVBudget, ModelAlias, Settings
 from worker.backend import Decoding
 from worker.check import check_file
 from worker.forking import SCHEDULER, load_encoder, read_receipt, request_config, scheduler_args
@@ -105,7 +105,7 @@ def test_the_engine_is_told_tokens_and_limits_under_what_the_alias_says_itself(m
 
 
 @pytest.mark.parametrize(
-    "decoding", [Decoding(), Decoding(True), Decoding(False, "job", 0.5), Decoding(True, "job", 1.0)]
+    "decoding", [Decoding(), Decoding("apar"), Decoding("ar", "job", 0.5), Decoding("apar", "job", 1.0)]
 )
 def test_what_a_request_says_is_what_the_scheduler_reads(decoding: Decoding) -> None:
     read = request_options({"apar": request_config(decoding)})
@@ -139,6 +139,18 @@ def test_a_stop_string_in_front_of_the_engine_cuts_the_tree_and_its_sequential_v
 
 def test_a_scheduler_that_says_nothing_gives_no_receipt() -> None:
     assert read_receipt(None, 10, 4) is None
+
+
+@pytest.mark.parametrize(("backend", "max_model_len"), [("vllm", 96), ("reference", 100)])
+def test_a_dry_run_knows_the_backends_blocks(model: Path, tmp_path: Path, backend: Any, max_model_len: int) -> None:
+    alias = ModelAlias(path=model, backend=backend, kv_budget=KVBudget.parse("100 tokens"))
+    settings = Settings(home=tmp_path / "home", models={"tiny": alias}, default_model="tiny")
+    pq.write_table(pa.table({"prompt": ["one"]}), tmp_path / "p.parquet")
+    report = check_file(
+        settings, "tiny", tmp_path / "p.parquet", max_tokens=7, columns={},
+        say=lambda line: None, progress=lambda phase, done, total: None,
+    )  # fmt: skip
+    assert report["max_model_len"] == max_model_len
 
 
 @pytest.mark.parametrize("forks", [True, False])

@@ -165,13 +165,13 @@ def test_an_empty_answers_node_spans_nothing() -> None:
 
 
 def test_a_jobs_decoding_goes_with_every_sample() -> None:
-    decoding = Decoding(True, "a job", 0.25)
+    decoding = Decoding("apar", "a job", 0.25)
     assert [sample.decoding for sample in in_flight(row(n=2), decoding=decoding).samples] == [decoding] * 2
-    assert in_flight(row()).samples[0].decoding == Decoding(False, None, 1.0)
+    assert in_flight(row()).samples[0].decoding == Decoding("ar", None, 1.0)
 
 
 def test_a_forked_answer_may_not_outgrow_the_context_either() -> None:
-    assert in_flight(row("abc", max_tokens=100), decoding=Decoding(True)).samples[0].max_tokens == 16
+    assert in_flight(row("abc", max_tokens=100), decoding=Decoding("apar")).samples[0].max_tokens == 16
 
 
 def test_an_answer_without_a_receipt_has_no_statistics_and_no_tree() -> None:

@@ -1,5 +1,8 @@
 """Forked answers and shares of the KV budget in the shard loop: what the engine is told, and what is stored."""
 
+from pathlib import Path
+
+import pytest
 from scripted import (
     Loops,
     ScriptedBackend,
@@ -14,6 +17,7 @@ from scripted import (
 
 from db.session import Database
 from jobs import ending, service
+from jobs.reference_settings import ReferenceSettings
 from jobs.settings import DEFAULT_MODEL, ModelAlias, Settings
 from worker.backend import Decoding, Finished, Sample
 
@@ -36,7 +40,7 @@ def test_a_forked_answer_is_stored_with_its_tree_and_each_nodes_text(database: D
     job = submit(database, settings, 1, decoding="apar")
     backend = ScriptedBackend(forked, can_fork=True)
     make_loop(database, settings, backend).run_available()
-    assert [sample.decoding for sample in backend.seen] == [Decoding(True)]
+    assert [sample.decoding for sample in backend.seen] == [Decoding("apar")]
     detail = service.request_detail(database, job, 0)
     (sample,) = detail["samples"]
     assert (sample["stats"]["threads"], sample["stats"]["forks"], sample["stats"]["steps"]) == (2, 1, 3)
@@ -51,7 +55,7 @@ def test_a_job_that_says_ar_never_forks_whatever_the_model_can(database: Databas
     submit(database, settings, 2)
     backend = ScriptedBackend(answer, can_fork=True)
     make_loop(database, settings, backend).run_available()
-    assert {sample.decoding for sample in backend.seen} == {Decoding(False)}
+    assert {sample.decoding for sample in backend.seen} == {Decoding()}
 
 
 def test_a_worker_whose_model_cannot_fork_fails_a_job_that_must_with_the_remedy(
@@ -71,12 +75,48 @@ def test_a_worker_whose_model_cannot_fork_fails_a_job_that_must_with_the_remedy(
     assert job_of(database, job).state == "completed"
 
 
+REFERENCE = ModelAlias(
+    fork_token="[Fork]", child_token="[Child]", backend="reference", reference=ReferenceSettings(medusa=Path("heads"))
+)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "can_fork", "decodings", "says"),
+    [
+        ("ptd", True, ("apar", "ar"), "runs model 'smollm2-135m' on scripted, which has apar, ar: say backend ="),
+        ("apar+lade", True, ("apar", "ar"), 'say backend = "reference" in [models.smollm2-135m] of the worker\'s'),
+        ("apar+ptd", False, ("ar", "ptd"), "has no control tokens: name fork_token and child_token"),
+        ("medusa", True, ("ar", "ptd"), "has no Medusa heads: name their folder as medusa in [models.smollm2-135m.ref"),
+    ],
+)
+def test_a_worker_that_cannot_decode_like_this_fails_the_job_with_the_remedy(
+    database: Database, settings: Settings, decoding: str, can_fork: bool, decodings: tuple[str, ...], says: str
+) -> None:
+    """The worker's configuration may be another than that of who submitted."""
+    job = submit(database, with_model(settings, **{DEFAULT_MODEL: REFERENCE}), 5, decoding=decoding)
+    backend = ScriptedBackend(answer, can_fork=can_fork, decodings=decodings)
+    make_loop(database, settings, backend).run_available()
+    assert backend.seen == []
+    found = job_of(database, job)
+    assert (found.state, found.num_failed) == ("failed", 5)
+    assert found.error.startswith(f"decoding is {decoding}, but the worker")
+    assert says in found.error
+
+
+def test_a_jobs_decoding_goes_to_an_engine_that_has_it(database: Database, settings: Settings) -> None:
+    job = submit(database, with_model(settings, **{DEFAULT_MODEL: REFERENCE}), 2, decoding="apar+medusa")
+    backend = ScriptedBackend(answer, can_fork=True, decodings=("ar", "apar+medusa"))
+    make_loop(database, settings, backend).run_available()
+    assert {sample.decoding for sample in backend.seen} == {Decoding("apar+medusa")}
+    assert job_of(database, job).state == "completed"
+
+
 def test_a_jobs_share_goes_to_the_engine_with_its_id(database: Database, settings: Settings) -> None:
     shared = submit(database, settings, 1, kv_share=0.25)
     submit(database, settings, 1)
     backend = ScriptedBackend(answer)
     make_loop(database, settings, backend).run_available()
-    assert {s.decoding for s in backend.seen} == {Decoding(False, shared, 0.25), Decoding(False)}
+    assert {s.decoding for s in backend.seen} == {Decoding("ar", shared, 0.25), Decoding()}
 
 
 def test_a_job_takes_its_share_of_the_rows_in_flight_while_another_waits(

@@ -13,8 +13,8 @@ from apar.evaluation import Answer, AnswerNode
 from jobs.errors import Unavailable
 from jobs.results import PendingRow, RowResult, SampleResult
 from jobs.sampling import Sampling
-from worker.backend import Decoding, EngineDead, EngineFacts, Finished, Refused
-from worker.engine import VllmBackend
+from worker.backend import Backend, Decoding, EngineDead, EngineFacts, Finished, Refused
+from worker.backends import make_backend
 from worker.evaluation.contestants import Contestant
 from worker.forking import load_encoder
 from worker.generation import RowInFlight, prepare, result_of
@@ -57,10 +57,10 @@ def answer_all(
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its many warnings are for operators of a service
     encoder, forking = load_encoder(contestant.alias, contestant.path)
     with _stdout_as_stderr():
-        backend = VllmBackend(contestant.alias, str(contestant.path), forking)
+        backend = make_backend(contestant.alias, str(contestant.path), forking)
         try:
             backend.start()
-            decoding = Decoding(forks and forking is not None)
+            decoding = Decoding("apar" if forks and forking is not None else "ar")
             return _ask(backend, encoder, questions, decoding, max_tokens, advance)
         except (EngineDead, Unavailable) as error:
             raise Unavailable(" ".join(f"{contestant.name}: {error}".split())) from error
@@ -71,7 +71,7 @@ def answer_all(
 
 
 def _ask(
-    backend: VllmBackend,
+    backend: Backend,
     encoder: PromptEncoder,
     questions: Sequence[Question],
     decoding: Decoding,
