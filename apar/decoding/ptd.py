@@ -118,6 +118,5 @@ class PtdDrafter:
         tokens = [token_id for token_id in path if token_id not in self._eos_token_ids]
         firsts = list(dict.fromkeys(tokens))
         firsts = self._random.sample(firsts, min(NUM_SEEDS, self._options.width, len(firsts)))
-        # Of the nodes the tree may have, the root children come first.
-        longest = LONGEST_SEED if self._options.depth > 1 else 1
+        longest = min(LONGEST_SEED, self._options.depth)  # a longer one would have to step at once
         return [[first, *self._random.choices(tokens, k=self._random.randrange(longest))] for first in firsts]

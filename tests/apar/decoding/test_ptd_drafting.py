@@ -93,9 +93,9 @@ def test_candidates_come_back_with_their_predictions_under_each_of_their_tokens(
     observe(drafter, [1, 2, 3], [2], 2, {})  # 3: 2
     observe(drafter, [1, 2, 3, 2], [5], 5, {3: 6})  # candidate 3, refused, predicts 6; the path goes on with 5
     draft = observe(drafter, [1, 2, 3, 2, 5], [2], 2, {})
-    assert candidates(draft) == [[3], [5], [3, 2], [3, 6]] or candidates(draft) == [[3], [5], [3, 6]]
-    draft = observe(drafter, [1, 2, 3, 2, 5, 2], [3], 3, {})
-    assert [6] in candidates(draft)
+    assert candidates(draft) == [[3], [5], [3, 6]]
+    draft = observe(drafter, [1, 2, 3, 2, 5, 2], [3], 3, {})  # 99 behind everything
+    assert candidates(draft) == [[2], [6], [99], [6, 99]]
 
 
 def test_nothing_is_predicted_behind_a_candidate_eos() -> None:
@@ -107,18 +107,27 @@ def test_nothing_is_predicted_behind_a_candidate_eos() -> None:
 
 
 def test_the_drafting_tree_goes_to_the_pool_once_it_reaches_the_depth() -> None:
-    """With predictions behind 10, 11, 12 ... each token's successor, a chain grows by one a step."""
-    drafter = PtdDrafting(PtdOptions(width=1, depth=3), []).start([10, 10], 1)
-    path, known = [10, 10], []
-    for step in range(4):
-        draft = drafter.propose()
-        predictions = [token_id + 1 for token_id in draft.token_ids]
-        drafter.observe(Outcome(draft, [*path, 50 + step], [50 + step], [], 50 + step, predictions, None))
-        path.append(50 + step)
-        known.append(drafter._pool.candidates(11, 60)[0])
-    first = next(step for step, tokens in enumerate(known) if tokens)
-    assert first > 0
-    assert known[first][:2] == [12, 13] or known[first] == [12]
+    drafter = starting([1], width=1, depth=3)
+    drafter._tree.seed([[10]])
+    path, pooled = [1], []
+    for _ in range(3):
+        predictions = {token_id: token_id + 1 for token_id in range(10, 20)}
+        draft = observe(drafter, path, [50], 50, predictions)
+        path.append(50)
+        pooled.append([drafter._pool.candidates(token_id, 60)[0] for token_id in (10, 11, 12)])
+    # 10-11 and 10-11-12 are still too low. With its prediction the latter has height 3: the pool gets it, and it steps.
+    assert pooled == [[[], [], []], [[], [], []], [[11, 12, 13], [12, 13], [13]]]
+    assert draft.token_ids[draft.num_candidates :] == [11, 12, 13]
+
+
+def test_a_tree_that_its_node_cap_keeps_low_goes_to_the_pool_too() -> None:
+    drafter = starting([1], width=1, max_nodes=8)  # 4 of them for the tree, which could be 5 high by its depth
+    drafter._tree.seed([[10]])
+    path = [1]
+    for _ in range(5):
+        observe(drafter, path, [50], 50, {token_id: token_id + 1 for token_id in range(10, 30)})
+        path.append(50)
+    assert drafter._pool.candidates(11, 60)[0] == [12, 13, 14, 15]
 
 
 @given(
