@@ -159,7 +159,10 @@ def finish_step(job_id: str) -> None:
     with database.write() as connection:
         connection.execute(text(f"INSERT INTO outputs SELECT id, 0, {answer}, 'stop', 80, 100 FROM requests "
                                 "WHERE job_id = :job"), mine)  # fmt: skip
-        connection.execute(text("INSERT INTO request_stats SELECT id, 0, 1, 0, 1, 100, 180, 6, 13000, 180, 13000, 0 "
+        connection.execute(text("INSERT INTO request_stats (request_id, sample, threads, forks, max_width, steps, "
+                                "peak_cached_tokens, peak_blocks, attended_tokens, sequential_peak_tokens, "
+                                "sequential_attended_tokens, preemptions) "
+                                "SELECT id, 0, 1, 0, 1, 100, 180, 6, 13000, 180, 13000, 0 "
                                 "FROM requests WHERE job_id = :job"), mine)  # fmt: skip
         connection.execute(text("UPDATE requests SET state = 'completed' WHERE job_id = :job"), mine)
         connection.execute(text("UPDATE shards SET state = 'done', num_completed = end_row - start_row, "

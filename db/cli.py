@@ -2,6 +2,8 @@
 
 import click
 
+from db.backup_cli import backup
+
 
 @click.group()
 def db() -> None:
@@ -34,3 +36,6 @@ def upgrade(ctx: click.Context) -> None:
         click.echo(f"the database is at revision {current_revision(database)}")
     finally:
         database.dispose()
+
+
+db.add_command(backup)
