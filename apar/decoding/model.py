@@ -66,7 +66,10 @@ class TreeModel:
         if attention not in MASKED_ATTENTION:
             raise DecodingError(f"the model uses {attention} attention, which takes no tree masks: load it with sdpa")
         self._read: torch.Tensor | None = None
-        hf.get_output_embeddings().register_forward_pre_hook(self._remember)
+        output_embeddings = hf.get_output_embeddings()
+        if output_embeddings is None:
+            raise DecodingError(f"{type(hf).__name__} has no output embeddings: use a causal language model")
+        output_embeddings.register_forward_pre_hook(self._remember)
         self._probe()
 
     def new_cache(self) -> SlotCache:
