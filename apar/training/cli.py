@@ -66,6 +66,14 @@ INTERRUPTED = 130
 @click.option("--lora-rank", type=int, metavar="N", default=32, show_default=True, help="Of the LoRA matrices.")
 @click.option("--lora-alpha", type=int, metavar="N", help="LoRA's scale.  [default: 2 x --lora-rank]")
 @click.option(
+    "--distill",
+    type=float,
+    metavar="F",
+    default=0.0,
+    show_default=True,
+    help="Part of the base's own distribution in the targets of text; 1 keeps its words best.",
+)
+@click.option(
     "--structured-share",
     type=float,
     metavar="F",

@@ -3,6 +3,8 @@
 Receives a base folder; hands the loop losses of rows, parameter groups, and what a checkpoint keeps.
 """
 
+import copy
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import torch
 
 from apar.errors import InputError
 from apar.training import adapter, attention
-from apar.training.objective import Head, label_and_token_probabilities, summed_loss
+from apar.training.distillation import plain_row, soft_and_barred
+from apar.training.objective import Head, SoftTargets, label_and_token_probabilities, summed_loss
 from apar.training.options import TrainingOptions
 from apar.training.packing import Row
 from apar.training.sequences import IGNORED, AnswerNode, linearise
@@ -59,13 +62,19 @@ class TrainedModel:
         self._row_ids = torch.tensor([vocabulary.control.fork, vocabulary.control.child], device=device)
         self._row_factor = options.row_rate / options.lr
         self._decoder = self._model.get_decoder()
+        self._distill = options.distill
+        self._teacher = None
+        """The base, frozen, where training changes its weights; with LoRA it is there beneath the adapter."""
+        if options.distill > 0 and not lora:
+            self._teacher = copy.deepcopy(self._model).to(device, self._dtype).requires_grad_(False).eval()
 
     # --- computing ---
 
     def loss(self, row: Row) -> torch.Tensor:
-        """Cross entropy summed over the row's labels, float32 []."""
+        """Cross entropy, or divergence from the base at soft labels, summed over the row's labels, float32 []."""
+        soft = self._soft_targets(row) if self._distill > 0 else None
         hidden, labels = self._hidden_at_labels(row)
-        return summed_loss(hidden, self._head(), labels)
+        return summed_loss(hidden, self._head(), labels, soft)
 
     def evaluate(self, rows: list[Row]) -> HeldOut | None:
         """Loss and probabilities of [Fork] over rows; None where they have no labels."""
@@ -136,18 +145,30 @@ class TrainedModel:
             output = self._model(input_ids=token_ids, position_ids=positions, use_cache=False, **masks)
         return output.logits[0].float()  # type: ignore[no-any-return]
 
-    def _hidden(self, row: Row) -> torch.Tensor:
-        """Last hidden states, [1, T, d]."""
+    def _soft_targets(self, row: Row) -> SoftTargets:
+        """What the base says of the row's plain answers."""
+        control, eos = self._vocabulary.control, self._vocabulary.eos_token_id
+        soft_n, barred_mk = (tensor.to(self.device) for tensor in soft_and_barred(row, control, eos))
+        self._wrapped_or_model.eval()  # the base answers without dropout
+        with torch.no_grad(), self._wrapped.disable_adapter() if self._wrapped else nullcontext():
+            hidden_md, _ = self._hidden_at_labels(plain_row(row, control, eos), self._teacher)
+        self._wrapped_or_model.train()
+        head = self._teacher.get_output_embeddings().weight if self._teacher else self._head().weight_vd
+        return SoftTargets(soft_n, hidden_md, head, barred_mk, self._distill)
+
+    def _hidden(self, row: Row, other: Any = None) -> torch.Tensor:
+        """Last hidden states, [1, T, d], of the model or of another one."""
+        decoder = self._decoder if other is None else other.get_decoder()
         token_ids, positions, _ = row.tensors(self.device)
         masks = attention.masks(row, self.device, self._dtype)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._low):
-            output = self._decoder(input_ids=token_ids, position_ids=positions, use_cache=False, **masks)
+            output = decoder(input_ids=token_ids, position_ids=positions, use_cache=False, **masks)
         return output.last_hidden_state  # type: ignore[no-any-return]
 
-    def _hidden_at_labels(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
+    def _hidden_at_labels(self, row: Row, other: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
         labels = row.tensors(self.device)[2][0]
         at = labels != IGNORED
-        return self._hidden(row)[0][at], labels[at]
+        return self._hidden(row, other)[0][at], labels[at]
 
     def _head(self) -> Head:
         output = self._model.get_output_embeddings()

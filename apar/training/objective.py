@@ -3,7 +3,11 @@
 A row of 1,000 labels over 49,152 words would be 200 MB of float32 logits, several times over in autograd. Here they are
 computed a chunk at a time, and their gradients at once, in the forward pass: the backward pass only hands those on.
 
-Shape suffixes: n labels, c of a chunk, d hidden, v vocabulary, r control rows.
+Most labels are one token. A soft one is a distribution, the base's own; its loss is the divergence from that, which is
+0 where the model says what the base says.
+
+Shape suffixes: n labels, m of them soft, c of a chunk, s of those soft, d hidden, v vocabulary, r control rows,
+k barred tokens.
 """
 
 from dataclasses import dataclass
@@ -28,6 +32,33 @@ class Head:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class SoftTargets:
+    """What the base says at some of the labels; computed to probabilities a chunk at a time."""
+
+    soft_n: Tensor
+    """bool [n]: which labels these are."""
+    hidden_md: Tensor
+    """The base's last hidden states there."""
+    weight_vd: Tensor
+    """The base's output embedding."""
+    barred_mk: Tensor
+    """int64 [m, k]: tokens that have no part in the target."""
+    share: float
+    """Of the base in each target; the rest is the label."""
+
+    def chunk(self, start: int, labels_c: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Which of the labels from `start` on are soft, bool [c], and their targets, float32 [s, v]."""
+        soft_c = self.soft_n[start : start + len(labels_c)]
+        first = int(self.soft_n[:start].sum())
+        here = slice(first, first + int(soft_c.sum()))
+        logits_sv = linear(self.hidden_md[here].to(dtype), self.weight_vd.to(dtype)).float()
+        targets_sv = logits_sv.scatter_(1, self.barred_mk[here], -torch.inf).softmax(1).mul_(self.share)
+        label_s1 = labels_c[soft_c, None]
+        targets_sv.scatter_add_(1, label_s1, torch.full(label_s1.shape, 1 - self.share, device=label_s1.device))
+        return soft_c, targets_sv
+
+
 class _SummedLoss(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
@@ -38,6 +69,7 @@ class _SummedLoss(torch.autograd.Function):  # type: ignore[misc]
         row_ids: Any,
         labels_n: Tensor,
         dtype: torch.dtype,
+        soft: SoftTargets | None,
     ) -> Tensor:
         weight = weight_vd.detach().to(dtype)
         rows = None if rows_rd is None else rows_rd.detach().to(dtype)
@@ -50,14 +82,22 @@ class _SummedLoss(torch.autograd.Function):  # type: ignore[misc]
             here = slice(start, start + CHUNK)
             hidden_cd, labels_c = hidden_nd[here].detach().to(dtype), labels_n[here, None]
             logits_cv = _logits(hidden_cd, weight, rows, row_ids)
-            largest_c = logits_cv.amax(1, keepdim=True)
-            picked_c = logits_cv.gather(1, labels_c) - largest_c
-            sums_c = logits_cv.sub_(largest_c).exp_().sum(1, keepdim=True)
-            losses.append((sums_c.log() - picked_c).sum())
+            logs_cv = logits_cv.sub_(logits_cv.logsumexp(1, keepdim=True))
+            losses.append(-logs_cv.gather(1, labels_c).sum())
+            soft_c = targets_sv = None
+            if soft is not None:
+                soft_c, targets_sv = soft.chunk(start, labels_c[:, 0], dtype)
+                logs_sv = logs_cv[soft_c]
+                losses.append(logs_sv.gather(1, labels_c[soft_c]).sum())  # which the divergence takes the place of
+                losses.append(torch.xlogy(targets_sv, targets_sv).sub_(logs_sv.mul_(targets_sv)).sum())
             if not (needs_hidden or needs_weight or needs_rows):
                 continue
-            grad_cv = logits_cv.div_(sums_c)
-            grad_cv.scatter_add_(1, labels_c, torch.full_like(picked_c, -1.0))
+            grad_cv = logs_cv.exp_()
+            hard_c1 = torch.full_like(grad_cv[:, :1], -1.0)
+            if soft_c is not None:
+                hard_c1[soft_c] = 0.0
+                grad_cv[soft_c] -= targets_sv
+            grad_cv.scatter_add_(1, labels_c, hard_c1)
             grad_cv = grad_cv.to(dtype)
             grad_cr = None
             if rows is not None:
@@ -78,15 +118,17 @@ class _SummedLoss(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad: Any) -> Any:
         grads = tuple(None if g is None else g.mul_(grad) for g in ctx.grads)
         ctx.grads = None
-        return (*grads, None, None, None)
+        return (*grads, None, None, None, None)
 
 
-def summed_loss(hidden_nd: Tensor, head: Head, labels_n: Tensor) -> Tensor:
-    """Cross entropy summed over the labels, float32 [].
+def summed_loss(hidden_nd: Tensor, head: Head, labels_n: Tensor, soft: SoftTargets | None = None) -> Tensor:
+    """Cross entropy, and divergence from soft targets, summed over the labels, float32 [].
 
     Everything outside the products is float32; `head.dtype` is that of the products.
     """
-    summed: Tensor = _SummedLoss.apply(hidden_nd, head.weight_vd, head.rows_rd, head.row_ids, labels_n, head.dtype)
+    summed: Tensor = _SummedLoss.apply(
+        hidden_nd, head.weight_vd, head.rows_rd, head.row_ids, labels_n, head.dtype, soft
+    )
     return summed
 
 

@@ -39,6 +39,8 @@ class TrainingOptions:
     lora_rank: int = 32
     lora_alpha: int | None = None
     """None: twice the rank."""
+    distill: float = 0.0
+    """Part of each text token's target that is the base's own distribution, instead of the token."""
     structured_share: float = 0.5
     eval_share: float = 0.02
     eval_every: int | None = None
@@ -65,7 +67,7 @@ class TrainingOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{_flag(name)} is {value}: use a number above 0")
-        for name in ("warmup", "structured_share", "eval_share"):
+        for name in ("warmup", "distill", "structured_share", "eval_share"):
             value = getattr(self, name)
             if not 0 <= value <= 1 or (name == "eval_share" and value > 0.5):
                 raise InputError(f"{_flag(name)} is {value}: use 0 to {0.5 if name == 'eval_share' else 1}")

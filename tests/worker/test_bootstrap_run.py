@@ -107,7 +107,7 @@ def test_a_stage_that_failed_is_taken_up_and_those_before_it_are_not_done_again(
     )
     result = invoke(home, out, answers=plain.name)
     assert isinstance(result.exception, BadInput)
-    assert "none of 1 answers has a structure that forks" in str(result.exception)
+    assert "none of 1 answers has a structure that forks enough" in str(result.exception)
     assert invoke(home, out, answers=plain.name).stderr.count("done before") == 3
 
 
@@ -124,6 +124,13 @@ def test_other_options_for_the_same_folder_are_refused(home: Path, tmp_path: Pat
     Record(tmp_path / "other", {"prompts": "a digest"})
     with pytest.raises(BadInput, match="holds a run with other contents of --prompts"):
         Record(tmp_path / "other", {"prompts": "another one"})
+
+
+def test_trees_that_save_too_little_are_left_out(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE + "[trees]\nmax_attended_share = 0.1\n")
+    result = invoke(home, tmp_path / "run", "--recipe", str(tmp_path / "recipe.toml"))
+    assert isinstance(result.exception, BadInput)
+    assert "none of 9 answers has a structure that forks enough" in str(result.exception)
 
 
 @pytest.mark.parametrize(

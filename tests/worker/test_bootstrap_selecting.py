@@ -24,7 +24,17 @@ def test_a_row_that_failed_and_an_empty_answer_teach_nothing() -> None:
 def test_an_answer_is_kept_up_to_where_it_begins_to_loop() -> None:
     points = "1. Use a strong password.\n2. Lock the garden door at night.\n3. Ask a friend to look in now and then."
     loop = "\n4. Use a strong password.\n5. Use a strong password.\n6. Use a strong password."
-    assert judge(points + loop) == Selected(points, complete=False)
+    assert judge(points + loop) == Selected(points + "\n", complete=False)
+
+
+def test_a_paragraph_that_begins_to_loop_ends_there() -> None:
+    loop = " I like the old sea." + " I like the old sea, and the sea likes me." * 5
+    assert judge(f"{PROSE}\n\n{PROSE[:20]} rests.{loop}") == Selected(
+        f"{PROSE}\n\n{PROSE[:20]} rests. I like the old sea.\n\n", complete=False
+    )
+    assert judge(f"{PROSE}\nA short line.{loop}") == Selected(
+        f"{PROSE}\nA short line. I like the old sea.\n", complete=False
+    )
 
 
 def test_a_loop_within_the_first_line_leaves_nothing_to_learn_from() -> None:
@@ -39,7 +49,7 @@ def test_a_loop_that_begins_too_early_is_dropped_whole() -> None:
 
 def test_an_answer_that_was_cut_off_loses_its_last_line() -> None:
     cut = f"{PROSE}\n\nOn the other hand, the weath"
-    assert judge(cut, "length") == Selected(PROSE, complete=False)
+    assert judge(cut, "length") == Selected(PROSE + "\n\n", complete=False)
 
 
 def test_an_answer_that_was_cut_off_within_its_only_line_is_dropped() -> None:
@@ -61,6 +71,6 @@ def test_what_is_kept_begins_the_answer_and_says_whether_it_is_all_of_it(text: s
         assert selected.reason in ("empty", "repetitive", "cut")
         return
     assert selected.reason is None
-    assert text.startswith(selected.text)
+    assert text.startswith(selected.text.removesuffix("\n").removesuffix("\n"))
     assert selected.complete == (finish_reason == "stop" and selected.text == text.rstrip())
     assert selected.complete or count_words(selected.text) >= 3

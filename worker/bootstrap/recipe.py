@@ -36,8 +36,9 @@ class Trees(_Section):
     rules: Literal["markdown", "paper"] = "markdown"
     min_forks: int = Field(default=3, ge=1)
     """Trees with fewer are left out: what the model sees fork is how much it will."""
-    max_path_share: float = Field(default=1.0, gt=0, le=1)
-    """Trees whose longest thread has more of the answer's characters than this are left out: they save little."""
+    max_attended_share: float = Field(default=1.0, gt=0, le=1)
+    """Trees whose characters see more of one another than this part of the plain text's are left out: they save
+    little."""
     max_plain_words: int = Field(default=120, ge=0)
     """A longer answer in a single block is no example of what cannot be forked, only of what the model did not
     structure: it is left out. Code and maths stay, whatever their length."""

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from apar.extraction.files import extract_file
-from apar.extraction.structure import TreeNode, longest_thread
+from apar.extraction.structure import TreeNode, attended_share
 from apar.training.run import Event, train
 from db.session import Database
 from jobs import store
@@ -192,9 +192,7 @@ class _Run:
         for i, (text, finish_reason, kind, reason, nodes) in enumerate(zip(*columns, strict=True)):
             tree = [TreeNode(node["start"], node["end"], node["first_child"], node["next_sibling"]) for node in nodes]
             num_forks = sum(node.first_child is not None for node in tree)
-            forks_enough = (
-                num_forks >= values.min_forks and longest_thread(tree) <= values.max_path_share * tree[-1].end
-            )
+            forks_enough = num_forks >= values.min_forks and attended_share(tree) <= values.max_attended_share
             is_short = finish_reason == "stop" and count_words(text) <= values.max_plain_words
             is_negative = reason in ALWAYS_NEGATIVE or is_short
             if forks_enough if kind != "unstructured" else is_negative:
@@ -203,7 +201,8 @@ class _Run:
         structured = sum(num_forks > 0 for num_forks in forks)
         if structured == 0:
             raise BadInput(
-                f"none of {extracted.num_rows} answers has a structure that forks: ask for advice, explanations, lists"
+                f"none of {extracted.num_rows} answers has a structure that forks enough: ask for advice, explanations"
+                ", lists, or raise max_attended_share and lower min_forks of [trees]"
             )
         self._write(table.take(kept), "trees.parquet")
         return {

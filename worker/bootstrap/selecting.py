@@ -3,6 +3,9 @@
 import re
 from dataclasses import dataclass
 
+from apar.extraction.protected import Protected
+from apar.extraction.sentences import first_sentence_end
+
 NGRAM_WORDS = 4
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -33,10 +36,10 @@ def select(text: str | None, finish_reason: str | None, *, max_repetition: float
     if not whole:
         return Selected(None, reason="empty")
     kept = _before_loop(whole, max_repetition)
-    loops = len(kept) < len(whole)
+    loops = kept != whole
     if finish_reason == "length" and not loops:
-        kept = whole[: whole.rfind("\n") + 1].rstrip()
-    complete = len(kept) == len(whole)
+        kept = whole[: whole.rfind("\n") + 1]
+    complete = kept == whole
     if not complete and count_words(kept) < min_words:
         return Selected(None, reason="repetitive" if loops else "cut")
     if _repetition(kept, set()) > max_repetition:
@@ -50,14 +53,32 @@ def count_words(text: str) -> int:
 
 
 def _before_loop(text: str, max_repetition: float) -> str:
-    """The lines before the first one that mostly says what was said; the text itself where there is none."""
+    """The text before the first line that mostly says what was said; the text itself where there is none.
+
+    Of that line the sentences stay that say something new, and behind them the line break that is before it: what is
+    learnt there is to end the paragraph where the loop would begin.
+    """
     seen: set[tuple[str, ...]] = set()
     end = 0
     for line in text.splitlines(keepends=True):
         if _repetition(line, seen) > max_repetition:
-            return text[:end].rstrip()
+            stays = _new_sentences(line, text[:end], max_repetition)
+            breaks = text[len(text[:end].rstrip("\n")) : end] or "\n\n"
+            return text[:end] + (stays + breaks if stays else "")
         end += len(line)
     return text
+
+
+def _new_sentences(line: str, before: str, max_repetition: float) -> str:
+    """The sentences before the first one that mostly says what was said."""
+    seen: set[tuple[str, ...]] = set()
+    _repetition(before, seen)
+    protected, end = Protected(line), 0
+    while (stop := first_sentence_end(line, end, len(line), protected)) is not None:
+        if _repetition(line[end:stop], seen) > max_repetition:
+            break
+        end = stop
+    return line[:end]
 
 
 def _repetition(text: str, seen: set[tuple[str, ...]]) -> float:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apar.extraction import TreeError, TreeNode, restore, verify
-from apar.extraction.structure import Split, build
+from apar.extraction.structure import Split, attended_share, build
 
 
 def splits_of(draw: st.DrawFn, start: int, end: int, depth: int) -> list[Split]:
@@ -69,3 +69,11 @@ def test_a_fault_in_a_tree_is_named(nodes: list[TreeNode], fault: str) -> None:
 def test_restoring_refuses_a_ring() -> None:
     with pytest.raises(TreeError, match="twice"):
         restore("abc", [TreeNode(0, 1, 1, 2), TreeNode(1, 2, 0, 2), TreeNode(2, 3)])
+
+
+def test_the_attended_share_is_that_of_pairs_on_one_path() -> None:
+    assert attended_share(build(0, 10, [])) == 1.0
+    nodes = build(0, 10, [Split(2, 5), Split(7, 10)])  # heads of 2 characters, details of 3
+    heads, details = (0 + 1) + (2 + 3), (2 + 3 + 4) + (4 + 5 + 6)
+    assert attended_share(nodes) == (heads + details) / 45
+    assert attended_share([]) == attended_share(build(0, 1, [])) == 1.0

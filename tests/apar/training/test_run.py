@@ -64,11 +64,12 @@ def assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
     assert models[0] == models[1]
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize(("method", "distill"), [("full", 0.0), ("lora", 0.0), ("full", 1.0), ("lora", 0.5)])
 def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_to_the_bit(
-    files: Path, tmp_path: Path, method: str
+    files: Path, tmp_path: Path, method: str, distill: float
 ) -> None:
-    whole = train(options(files, tmp_path / "whole", method=method))
+    told: dict[str, Any] = {"method": method, "distill": distill}
+    whole = train(options(files, tmp_path / "whole", **told))
     assert whole.finished
 
     def stop(at: int) -> Any:
@@ -80,10 +81,10 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_to_the_bit(
 
     handler = signal.getsignal(signal.SIGINT)
     for at in (2, 5):
-        stopped = train(options(files, tmp_path / "parts", method=method), stop(at))
+        stopped = train(options(files, tmp_path / "parts", **told), stop(at))
         assert (stopped.finished, stopped.step, stopped.model) == (False, at, None)
         assert signal.getsignal(signal.SIGINT) is handler
-    assert_same_run(whole, train(options(files, tmp_path / "parts", method=method)))
+    assert_same_run(whole, train(options(files, tmp_path / "parts", **told)))
 
 
 KILLED = """

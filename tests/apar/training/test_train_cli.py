@@ -53,6 +53,7 @@ def test_it_trains_and_prints_its_result(files: Path, tmp_path: Path) -> None:
         ({"batch_size": 128}, "--batch-size is 128, which is 64 structured answers in a step, and there are 9"),
         ({"lr": -1}, "--lr is -1.0: use a number above 0"),
         ({"structured_share": 2}, "--structured-share is 2.0: use 0 to 1"),
+        ({"distill": -1}, "--distill is -1.0: use 0 to 1"),
         ({"row_tokens": 4096}, "has 512 positions, answers have up to 4096 tokens: give --max-tokens 512"),
         ({"max_tokens": 300}, "--max-tokens is 300, a row holds 256 tokens"),
     ],
