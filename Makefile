@@ -5,6 +5,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory --warn-undefined-variables
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 PYTEST_ARGS ?=
+# Test processes. Each file stays in one, whose engine its tests share; two engines at once need about 8 GB.
+PYTEST_PROCESSES ?= 2
 # Set-up leaves byte-compiling to the first import, which must be allowed to keep its work (see scripts/setup.sh).
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,7 +23,7 @@ demo: setup ## run the whole service on this machine on a small Parquet file
 	@$(PY) -m examples.demo
 
 test: lint ## linters and the whole test suite, as in CI (PYTEST_ARGS="-k name" for a part)
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(PYTEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 lint: setup ## style, types, import arrows, and whether the generated docs are up to date
 	$(PY) -m ruff check

@@ -3,12 +3,15 @@
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
+from starlette.concurrency import run_in_threadpool
 
+from api.access import CallerDep
 from api.forms import job_id_or_not_found
 from api.longwork import LongWork
 from api.schemas import JOB_ID
 from api.watch import StatusWatch
 from db.session import Database
+from jobs import tenants
 from jobs.settings import Settings
 
 # All async: a plain function here would cost a hop to the thread pool per request.
@@ -34,12 +37,22 @@ async def _long_work(request: Request) -> LongWork:
     return long_work
 
 
-async def _job_id(job_id: Annotated[str, Path(description="Case does not matter.", examples=[JOB_ID])]) -> str:
-    return job_id_or_not_found(job_id)
-
-
 SettingsDep = Annotated[Settings, Depends(_settings)]
 DatabaseDep = Annotated[Database, Depends(_database)]
 WatchDep = Annotated[StatusWatch, Depends(_watch)]
 LongWorkDep = Annotated[LongWork, Depends(_long_work)]
+
+
+async def _job_id(
+    job_id: Annotated[str, Path(description="Case does not matter.", examples=[JOB_ID])],
+    caller: CallerDep,
+    database: DatabaseDep,
+) -> str:
+    """The id of a job that the caller may see: what a route does with it needs no thought of tenants."""
+    job_id = job_id_or_not_found(job_id)
+    if caller.only_tenant is not None:
+        await run_in_threadpool(tenants.check_job, database, job_id, caller.only_tenant)
+    return job_id
+
+
 JobIdDep = Annotated[str, Depends(_job_id)]

@@ -78,11 +78,12 @@ class SubmitForm(BaseModel):
             raise ValueError("has control characters: remove them")
         return value
 
-    def options(self, settings: Settings) -> SubmitOptions:
+    def options(self, settings: Settings, tenant: str) -> SubmitOptions:
         return SubmitOptions(
             model=self.model if self.model is not None else settings.default_model,
             sampling=self.model_dump(include=set(_SAMPLING), exclude_none=True),
             source="api",
+            tenant=tenant,
             **self.model_dump(exclude={"model", *_SAMPLING}),
         )
 

@@ -1,6 +1,5 @@
 """Two ASGI layers around every route: who may ask, and what happens when a route breaks."""
 
-import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -8,26 +7,17 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import CRASHED, log_crash, problem
+from jobs.binding import is_loopback
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host, without its port, is this machine only. Names other than `localhost` count as elsewhere."""
-    host = host.removeprefix("[").removesuffix("]")
-    if host.lower() in ("localhost", "localhost."):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class LoopbackGuard:
     """Answers only for loopback names, and changes nothing on behalf of another web site.
 
     A loopback port without keys is open to every page in the user's browser: by DNS rebinding (a foreign name in
-    `Host`) it could read results, by a plain form (a foreign `Origin`) it could submit jobs.
+    `Host`) it could read results, by a plain form (a foreign `Origin`) it could submit jobs. Neither can send a key it
+    does not have, so the guard is off where keys are required.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -74,12 +64,12 @@ class CrashGuard:
 def _refusal(headers: Headers, method: str) -> str | None:
     host = _hostname(f"//{headers.get('host', '')}")
     if host is None or not is_loopback(host):
-        return "this service answers on loopback names only, such as localhost: its API has no keys yet"
+        return "this service answers on loopback names only, such as localhost, while api.require_keys is not true"
     origin = headers.get("origin")
     if origin is not None and method not in _SAFE_METHODS:
         origin_host = _hostname(origin)
         if origin_host is None or not is_loopback(origin_host):
-            return "a page of another site may not change anything here: its API has no keys yet"
+            return "a page of another site may not change anything here while api.require_keys is not true"
     return None
 
 

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
+from api.access import CallerDep
 from api.dependencies import DatabaseDep, JobIdDep, LongWorkDep, SettingsDep, WatchDep
 from api.forms import ListQuery, StatusQuery, SubmitForm
 from api.problems import responses
@@ -26,7 +27,7 @@ _ETAG_HEADER = {"ETag": {"description": "Changes with the status.", "schema": {"
 _LOCATION_HEADER = {"Location": {"description": "The job's status.", "schema": {"type": "string"}}}
 
 log = structlog.get_logger()
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=responses(403, 422, 500, 503))
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=responses(401, 403, 422, 429, 500, 503))
 
 
 @router.post(
@@ -44,6 +45,7 @@ async def submit_job(
     settings: SettingsDep,
     database: DatabaseDep,
     long_work: LongWorkDep,
+    caller: CallerDep,
     background: BackgroundTasks,
 ) -> Any:
     """Upload a Parquet file, or OpenAI batch JSONL (`.jsonl`), and queue a request per row.
@@ -52,21 +54,26 @@ async def submit_job(
     If the connection breaks before the answer, nothing is stored.
     """
     async with receive_upload(request, scratch_dir(settings), settings.limits.max_upload_bytes) as upload:
-        options = _read_form(upload.fields).options(settings)
+        options = _read_form(upload.fields).options(settings, caller.tenant)
         submitted = await long_work.run(
             request, lambda progress: submit_file(database, settings, upload.path, options, progress)
         )
     # Rung after the answer: a broker that cannot be reached would delay it, and workers look by themselves anyway.
     background.add_task(ring, settings, submitted.model, submitted.num_shards)
-    log.info("job_submitted", job=submitted.job_id, model=submitted.model, rows=submitted.num_rows, source="api")
+    log.info(
+        "job_submitted", job=submitted.job_id, model=submitted.model, rows=submitted.num_rows, source="api",
+        tenant=caller.tenant, key=caller.key_id,
+    )  # fmt: skip
     response.headers["Location"] = request.url_for("get_job", job_id=submitted.job_id).path
     return await run_in_threadpool(service.job_status, database, submitted.job_id)
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first", response_model=JobList)
-def list_jobs(database: DatabaseDep, query: Annotated[ListQuery, Query()]) -> Any:
+def list_jobs(database: DatabaseDep, caller: CallerDep, query: Annotated[ListQuery, Query()]) -> Any:
     """Page through jobs: pass the last page's `next_before` as `before`."""
-    jobs = service.list_jobs(database, limit=query.limit, state=query.state, before=query.before)
+    jobs = service.list_jobs(
+        database, limit=query.limit, state=query.state, before=query.before, tenant=caller.only_tenant
+    )
     return {"jobs": jobs, "next_before": jobs[-1]["job_id"] if len(jobs) == query.limit else None}
 
 
@@ -119,10 +126,10 @@ async def get_job(
         **responses(404, 409),
     },
 )
-def cancel_job(response: Response, database: DatabaseDep, job_id: JobIdDep) -> Any:
+def cancel_job(response: Response, database: DatabaseDep, caller: CallerDep, job_id: JobIdDep) -> Any:
     """Finished rows keep their answers; a job that has ended cannot be cancelled (409)."""
     state = ending.cancel(database, job_id)
-    log.info("job_cancelled", job=job_id, state=state)
+    log.info("job_cancelled", job=job_id, state=state, key=caller.key_id)
     if state == JobState.CANCELLING:
         response.status_code = 202
     return service.job_status(database, job_id)
@@ -135,12 +142,14 @@ def cancel_job(response: Response, database: DatabaseDep, job_id: JobIdDep) -> A
     response_model=RetriedJob,
     responses=responses(404, 409),
 )
-def retry_job(settings: SettingsDep, database: DatabaseDep, job_id: JobIdDep, background: BackgroundTasks) -> Any:
+def retry_job(
+    settings: SettingsDep, database: DatabaseDep, caller: CallerDep, job_id: JobIdDep, background: BackgroundTasks
+) -> Any:
     """Only failed rows run again; those refused at submit cannot. 409 while the job runs, or when there are none."""
     num_rows = ending.retry(database, job_id)
     status = service.job_status(database, job_id)
     background.add_task(ring, settings, status["model"], min(num_rows, MAX_RINGS))
-    log.info("job_retried", job=job_id, rows=num_rows)
+    log.info("job_retried", job=job_id, rows=num_rows, key=caller.key_id)
     return {**status, "retried": num_rows}
 
 

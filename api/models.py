@@ -6,7 +6,7 @@ from api.dependencies import SettingsDep
 from api.problems import responses
 from api.schemas import Model, ModelList
 
-router = APIRouter(prefix="/v1/models", tags=["models"], responses=responses(403, 500))
+router = APIRouter(prefix="/v1/models", tags=["models"], responses=responses(401, 403, 429, 500, 503))
 
 
 @router.get("", operation_id="list_models", summary="The models a job may name")

@@ -26,13 +26,15 @@ _OLD_SCHEMA = ("42P01", "42703")
 STATUS_OF: dict[type[ForqError], int] = {BadInput: 422, NotFound: 404, Conflict: 409, LeaseLost: 409, Unavailable: 503}
 _MEANINGS = {
     400: "The request is malformed.",
-    403: "Refused: the request comes from another site, or names a host this service does not answer for.",
+    401: "No API key, or one that opens nothing.",
+    403: "The key lacks the scope; or the request comes from another site, or names a host not answered for.",
     404: "No such job or row.",
     406: "None of the accepted media types can be produced.",
     409: "The job's state does not allow this.",
     413: "The upload is larger than `limits.max_upload_bytes`.",
     415: "The body is not `multipart/form-data`.",
     422: "A value is refused; `detail` says value, limit and remedy.",
+    429: "Too many requests of this key, or bad keys from this address; try again after `Retry-After` seconds.",
     500: "A fault of the service; its log has the place.",
     503: "A part of the service cannot be reached; try again after `Retry-After` seconds.",
 }

@@ -36,7 +36,7 @@ _WILDCARDS = ("*/*", "application/*")
 CHUNK_BYTES = 256 << 10
 
 log = structlog.get_logger()
-router = APIRouter(prefix="/v1/jobs", tags=["results"], responses=responses(403, 422, 500, 503))
+router = APIRouter(prefix="/v1/jobs", tags=["results"], responses=responses(401, 403, 422, 429, 500, 503))
 
 
 @router.get(

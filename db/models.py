@@ -28,6 +28,9 @@ from db.clock import UtcDateTime
 
 _BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only INTEGER primary keys
 _Ulid = String(26)
+DEFAULT_TENANT = "default"
+"""Whose jobs are those of the command line, the drop folder, and an API without keys."""
+MAX_TENANT_CHARS = 63
 
 
 class Base(DeclarativeBase):
@@ -46,9 +49,15 @@ class Job(Base):
     """A user's batch."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_created_at", "created_at"), UniqueConstraint("dedupe_key"))
+    __table_args__ = (
+        Index("ix_jobs_created_at", "created_at"),
+        Index("ix_jobs_tenant_id", "tenant", "id"),
+        UniqueConstraint("tenant", "dedupe_key"),
+    )
 
     id: Mapped[str] = mapped_column(_Ulid, primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(MAX_TENANT_CHARS), default=DEFAULT_TENANT, server_default=DEFAULT_TENANT)
+    """Whose job it is; set at submit, never changed. The API shows it to no other tenant."""
     name: Mapped[str | None] = mapped_column(String(200))
     state: Mapped[str] = mapped_column(String(16))
     model: Mapped[str] = mapped_column(String(63))
@@ -61,7 +70,7 @@ class Job(Base):
     data_key: Mapped[str] = mapped_column(String(100))
     """The submitted file's name in the data store."""
     dedupe_key: Mapped[str | None] = mapped_column(String(64))
-    """Set where the same content must be one job (the drop folder)."""
+    """Set where the same content must be one job of its tenant (the drop folder)."""
     priority: Mapped[int] = mapped_column(Integer)
     kv_share: Mapped[float | None] = mapped_column(Float)
     num_rows: Mapped[int] = mapped_column(BigInteger)
@@ -231,3 +240,24 @@ class Worker(Base):
     heartbeat_at: Mapped[datetime] = mapped_column(UtcDateTime)
     exited_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     exit_reason: Mapped[str | None] = mapped_column(Text)
+
+
+class ApiKey(Base):
+    """A key of the REST API, without its secret. Rows are never deleted: see jobs/keys.py."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(_Ulid, primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    tenant: Mapped[str] = mapped_column(String(MAX_TENANT_CHARS))
+    scopes: Mapped[list[str]] = mapped_column(JSON)
+    """Of `submit`, `read` and `admin`."""
+    secret_sha256: Mapped[str] = mapped_column(String(64))
+    """In hexadecimal digits."""
+    rate_per_minute: Mapped[int | None] = mapped_column(Integer)
+    """Goes before the setting `api.rate_per_minute`."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """To about a minute."""

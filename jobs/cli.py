@@ -24,12 +24,16 @@ COMMANDS = {
     "check": ("worker.check_cli:check", "Dry run: count tokens, find rows that cannot run."),
     "data": ("apar.cli:data", "Make training data from answers."),
     "train": ("worker.train_cli:train", "Teach a model to fork its answers."),
+    "train-medusa": ("worker.train_medusa_cli:train_medusa", "Train Medusa heads, which guess a model's next tokens."),
     "eval": ("worker.eval_cli:evaluate", "Compare a model that forks with its base."),
     "bootstrap": ("worker.bootstrap_cli:bootstrap", "Make a model that forks out of an instruction model."),
     "worker": ("worker.cli:worker", "Run one worker."),
     "api": ("api.cli:api", "Run the REST API."),
+    "keys": ("jobs.keys_cli:keys", "Manage the keys of the REST API."),
     "watch": ("jobs.drop.cli:watch", "Watch the drop folder."),
     "db": ("db.cli:db", "Manage the database's schema."),
+    "purge": ("jobs.upkeep.cli:purge", "Delete jobs that ended long ago."),
+    "doctor": ("jobs.upkeep.cli:doctor", "Check that what is stored agrees."),
     "ps": ("jobs.up_cli:ps", "List the running parts."),
 }
 

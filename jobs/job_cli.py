@@ -133,8 +133,9 @@ def wait(job: str, timeout: float | None, as_json: bool) -> int:
 @click.command(name="list")
 @click.option("--limit", type=int, default=50, show_default=True, metavar="N", help="How many.")
 @click.option("--state", metavar="STATE", help="Only jobs in this state.")
+@click.option("--tenant", metavar="T", help="Only this tenant's jobs.")
 @json_option
-def list_(limit: int, state: str | None, as_json: bool) -> None:
+def list_(limit: int, state: str | None, tenant: str | None, as_json: bool) -> None:
     """List jobs, newest first.
 
     \b
@@ -144,7 +145,7 @@ def list_(limit: int, state: str | None, as_json: bool) -> None:
     from jobs import service
 
     with open_service() as (_, database):
-        jobs = service.list_jobs(database, limit=limit, state=state)
+        jobs = service.list_jobs(database, limit=limit, state=state, tenant=tenant)
     if as_json:
         print_json(jobs)
         return

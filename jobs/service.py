@@ -40,7 +40,7 @@ def job_status(database: Database, job_id: str) -> dict[str, Any]:
     with database.read() as connection:
         job = connection.execute(select(*_JOB_COLUMNS).where(Job.id == storable(job_id))).one_or_none()
         if job is None:
-            raise _no_job(job_id)
+            raise no_job(job_id)
         sums = job if job.state in ENDED else totals(connection, job_id)
         error = job.error
         if error is None and job.state in _WAITING:
@@ -49,9 +49,15 @@ def job_status(database: Database, job_id: str) -> dict[str, Any]:
 
 
 def list_jobs(
-    database: Database, *, limit: int = 50, state: str | None = None, before: str | None = None
+    database: Database,
+    *,
+    limit: int = 50,
+    state: str | None = None,
+    before: str | None = None,
+    tenant: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The newest jobs first; `before` is the job id where the last page ended (ids sort by time).
+    """The newest jobs first, of one tenant or of all; `before` is the job id where the last page ended (ids sort by
+    time).
 
     Raises:
         BadInput: a limit or state that does not exist.
@@ -61,6 +67,8 @@ def list_jobs(
     if state is not None and state not in list(JobState):
         raise BadInput(f"state is {state!r}: use one of {', '.join(JobState)}")
     statement = select(*_JOB_COLUMNS).order_by(Job.id.desc()).limit(limit)
+    if tenant is not None:
+        statement = statement.where(Job.tenant == storable(tenant))
     if state is not None:
         statement = statement.where(Job.state == state)
     if before is not None:
@@ -86,7 +94,7 @@ def job_detail(database: Database, job_id: str) -> Row[*tuple[Any, ...]]:
     with database.read() as connection:
         job = connection.execute(select(Job.__table__).where(Job.id == storable(job_id))).one_or_none()
     if job is None:
-        raise _no_job(job_id)
+        raise no_job(job_id)
     return job
 
 
@@ -99,7 +107,7 @@ def request_detail(database: Database, job_id: str, row_index: int) -> dict[str,
     with database.read() as connection:
         num_rows = connection.execute(select(Job.num_rows).where(Job.id == storable(job_id))).scalar_one_or_none()
         if num_rows is None:
-            raise _no_job(job_id)
+            raise no_job(job_id)
         if not 0 <= row_index < num_rows:
             raise NotFound(f"job {job_id} has no row {row_index}: its rows are 0 to {num_rows - 1}")
         request = connection.execute(
@@ -281,7 +289,8 @@ def _sums_by_job(connection: Connection, job_ids: list[str]) -> dict[str, Any]:
     return {row.job_id: row for row in rows}
 
 
-def _no_job(job_id: str) -> NotFound:
+def no_job(job_id: str) -> NotFound:
+    """One text for a job that is not there and one that is not the asker's: they must not be told apart."""
     return NotFound(f"no job {job_id}: `forq list` shows those there are")
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from jobs.api_settings import ApiSettings
 from jobs.errors import BadInput
 from jobs.reference_settings import ReferenceSettings
 
@@ -148,6 +149,10 @@ class Limits(BaseModel):
     max_rows: int = Field(default=100_000_000, ge=1)
     max_cell_bytes: int = Field(default=4 << 20, ge=1)
     max_upload_bytes: int = Field(default=4 << 30, ge=1)
+    submit_memory_bytes: int = Field(default=4 << 30, ge=512 << 20)
+    """Address space of the process that reads a submitted file."""
+    submit_stall_s: int = Field(default=60, ge=1)
+    """Longest time for one batch of rows, templates included."""
     max_n: int = Field(default=64, ge=1)
     max_max_tokens: int = Field(default=131_072, ge=1)
 
@@ -223,6 +228,7 @@ class Settings(BaseSettings):
     broker_url: str | None = Field(default=None, repr=False)
     api_host: str = "127.0.0.1"
     api_port: Annotated[int, Field(ge=1, le=65535)] = 8765
+    api: ApiSettings = ApiSettings()
     default_model: str = DEFAULT_MODEL
     models: dict[str, ModelAlias] = Field(default_factory=dict)
     queue: QueueSettings = QueueSettings()

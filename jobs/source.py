@@ -7,7 +7,7 @@ Two formats: Parquet, and OpenAI batch JSONL (by file suffix), which becomes the
 import difflib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,9 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 BATCH_ROWS = 256
 """Small on purpose: a tiny file can hold cells that expand a million times, and a batch is in memory at once."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with the phase's name, what is done (rows, or bytes of JSONL), and how much there is."""
 
 BATCH_LINE_SCHEMA = pa.schema(
     [("custom_id", pa.string()), ("method", pa.string()), ("url", pa.string()), ("body", pa.string())]
@@ -90,8 +93,13 @@ class Source:
 
 
 @contextmanager
-def open_source(path: Path, limits: Limits, scratch: Path) -> Iterator[Source]:
+def open_source(
+    path: Path, limits: Limits, scratch: Path, report: Progress = lambda phase, done, total: None
+) -> Iterator[Source]:
     """Open a submitted file of either format.
+
+    Args:
+        report: told of the progress of making Parquet of JSONL, with bytes done and bytes in all.
 
     Raises:
         BadInput: see `check_suffix`, `jsonl_to_parquet` and `open_parquet`.
@@ -100,7 +108,7 @@ def open_source(path: Path, limits: Limits, scratch: Path) -> Iterator[Source]:
     parquet = path
     if is_jsonl(path):
         parquet = scratch / f"{path.stem}.parquet"
-        jsonl_to_parquet(path, parquet, limits)
+        jsonl_to_parquet(path, parquet, limits, report)
     version = store.version_of(parquet)  # before it is opened: later, it could be another file's already
     with open_parquet(parquet, limits) as file:
         yield Source(file, parquet, version)
@@ -124,11 +132,18 @@ def iter_batches(file: pq.ParquetFile, columns: list[str] | None, name: str) -> 
         for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
             yield batch
             num_read += batch.num_rows
+    except MemoryError:  # Arrow's is an ArrowException, too, and the file is not damaged
+        raise
     except (pa.ArrowException, OSError) as error:
         raise BadInput(f"{name} is damaged after row {num_read} ({first_line(error)}): write it again") from None
 
 
-def jsonl_to_parquet(source: Path, target: Path, limits: Limits) -> None:
+def jsonl_to_parquet(
+    source: Path,
+    target: Path,
+    limits: Limits,
+    report: Callable[[str, int, int], None] = lambda phase, done, total: None,
+) -> None:
     """Read OpenAI batch lines and write them as Parquet, one row a line.
 
     Only the line's frame is checked here; the body is checked row by row like any other, so that one bad body does not
@@ -140,6 +155,7 @@ def jsonl_to_parquet(source: Path, target: Path, limits: Limits) -> None:
     _require_file(source)
     seen: set[str] = set()
     num_rows = 0
+    num_bytes = source.stat().st_size
     with source.open("rb") as lines, pq.ParquetWriter(target, BATCH_LINE_SCHEMA, write_statistics=False) as writer:
         chunk: list[dict[str, str]] = []
         # A line is read up to a limit, so that a file without line ends does not fill the memory. JSON may write a
@@ -166,6 +182,7 @@ def jsonl_to_parquet(source: Path, target: Path, limits: Limits) -> None:
             if len(chunk) == 1024:
                 writer.write_table(pa.Table.from_pylist(chunk, schema=BATCH_LINE_SCHEMA))
                 chunk = []
+                report("converting", lines.tell(), num_bytes)
         if chunk:
             writer.write_table(pa.Table.from_pylist(chunk, schema=BATCH_LINE_SCHEMA))
     if num_rows == 0:
@@ -207,4 +224,6 @@ def _dump_body(body: dict[str, Any], where: str) -> str:
 def first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     line = text[0] if text else type(error).__name__
+    # Libraries quote the file's bytes: on a terminal, a control character is a command.
+    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
     return line if len(line) <= 160 else line[:157] + "..."

@@ -7,39 +7,36 @@ lock, and workers must not wait for a template to be rendered a million times.
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from sqlalchemy import Connection, func, insert, select
 from sqlalchemy.exc import IntegrityError
 from ulid import ULID
 
 from db.clock import db_now
-from db.models import Job, Request, Shard
+from db.models import DEFAULT_TENANT, Job, Shard
+from db.models import Request as RequestRow
 from db.session import Database
 from db.states import JobState, RequestState, ShardState
 from jobs import store
+from jobs.confined import read_confined
 from jobs.errors import BadInput, Unavailable
 from jobs.forking import check_decoding
-from jobs.rows import Mapping, RowReader, columns_of, make_mapping
+from jobs.reading import ROW_COLUMNS, Reading, Request
+from jobs.rows import Mapping
 from jobs.sampling import Sampling, parse_sampling
 from jobs.settings import Settings
-from jobs.source import first_line, iter_batches, open_source
+from jobs.source import Progress, first_line
 
 MAX_NAME_CHARS = 200
 MAX_PRIORITY = 1000
 INSERT_ROWS = 4096
 
-_ROW_COLUMNS = ("custom_id", "payload", "sampling", "error_code", "error")
-_SPOOL_SCHEMA = pa.schema([(name, pa.large_string()) for name in _ROW_COLUMNS])
-_REQUEST_COLUMNS = ("job_id", "row_index", "state", *_ROW_COLUMNS)
-
-Progress = Callable[[str, int, int], None]
-"""Called with the phase's name, rows done, rows in all."""
+_REQUEST_COLUMNS = ("job_id", "row_index", "state", *ROW_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,10 @@ class SubmitOptions:
     kv_share: float | None = None
     name: str | None = None
     source: str = "cli"
+    tenant: str = DEFAULT_TENANT
+    """Who may see the job over the API; never said by a form or a job file, only by who asks."""
     dedupe: bool = False
-    """The same content with the same options is one job (the drop folder)."""
+    """The same content with the same options is one job of the tenant (the drop folder)."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +68,6 @@ class Submitted:
     num_shards: int
     num_refused: int
     is_new: bool
-
-
-@dataclass(frozen=True)
-class _Spool:
-    """Every row of the file, checked, on disk."""
-
-    path: Path
-    failed_per_shard: list[int]
-    num_rows: int
 
 
 def submit_file(
@@ -105,19 +95,19 @@ def _submit(
     database: Database, settings: Settings, path: Path, options: SubmitOptions, sampling: Sampling, report: Progress
 ) -> Submitted:
     with tempfile.TemporaryDirectory(prefix="forq-submit-") as scratch:
-        with open_source(path, settings.limits, Path(scratch)) as source:
-            mapping = make_mapping(
-                source.file.schema_arrow,
-                path,
-                prompt_column=options.prompt_column,
-                messages_column=options.messages_column,
-                template=options.template,
-                id_column=options.id_column,
-            )
-            spool = _spool_rows(source.file, mapping, settings, options, path.name, Path(scratch), report)
-        data_key = store.keep(settings, source.path, version=source.version)
-        dedupe_key = _dedupe_key(data_key, mapping, sampling, options) if options.dedupe else None
-        return _insert(database, settings, options, sampling, mapping, spool, data_key, dedupe_key, report)
+        request = Request(
+            path=path,
+            model=options.model,
+            prompt_column=options.prompt_column,
+            messages_column=options.messages_column,
+            template=options.template,
+            id_column=options.id_column,
+            shard_rows=settings.queue.shard_rows,
+        )
+        reading = read_confined(request, settings.limits, Path(scratch), report)
+        data_key = store.keep(settings, reading.kept, version=reading.version)
+        dedupe_key = _dedupe_key(data_key, reading.mapping, sampling, options) if options.dedupe else None
+        return _insert(database, settings, options, sampling, reading, data_key, dedupe_key, report)
 
 
 def check_options(settings: Settings, options: SubmitOptions) -> Sampling:
@@ -135,38 +125,6 @@ def check_options(settings: Settings, options: SubmitOptions) -> Sampling:
     return parse_sampling(options.sampling, max_n=limits.max_n, max_max_tokens=limits.max_max_tokens)
 
 
-def _spool_rows(
-    file: pq.ParquetFile,
-    mapping: Mapping,
-    settings: Settings,
-    options: SubmitOptions,
-    name: str,
-    scratch: Path,
-    report: Progress,
-) -> _Spool:
-    reader = RowReader(mapping, file.schema_arrow, settings.limits, options.model)
-    total = file.metadata.num_rows
-    shard_rows = settings.queue.shard_rows
-    failed_per_shard = [0] * -(-total // shard_rows)
-    num_rows = 0
-    path = scratch / "rows.arrow"
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SPOOL_SCHEMA) as writer:
-        for batch in iter_batches(file, columns_of(mapping), name):
-            rows = list(reader.prepare(batch))
-            if num_rows + len(rows) > total:
-                raise BadInput(f"{name} says it has {total} rows but holds more: write it again")
-            for index, row in enumerate(rows, start=num_rows):
-                if row.error_code is not None:
-                    failed_per_shard[index // shard_rows] += 1
-            num_rows += len(rows)
-            columns = [[getattr(row, name) for row in rows] for name in _SPOOL_SCHEMA.names]
-            writer.write_batch(pa.record_batch(columns, schema=_SPOOL_SCHEMA))
-            report("reading", num_rows, total)
-    if num_rows != total:
-        raise BadInput(f"{name} says it has {total} rows but holds {num_rows}: write it again")
-    return _Spool(path, failed_per_shard, num_rows)
-
-
 def _dedupe_key(data_key: str, mapping: Mapping, sampling: Sampling, options: SubmitOptions) -> str:
     options_said: list[Any] = [options.model, options.decoding, options.priority, options.name]
     if options.kv_share is not None:
@@ -180,50 +138,51 @@ def _insert(
     settings: Settings,
     options: SubmitOptions,
     sampling: Sampling,
-    mapping: Mapping,
-    spool: _Spool,
+    reading: Reading,
     data_key: str,
     dedupe_key: str | None,
     report: Progress,
 ) -> Submitted:
     job_id = str(ULID())
-    num_shards = len(spool.failed_per_shard)
-    num_refused = sum(spool.failed_per_shard)
+    num_shards = len(reading.failed_per_shard)
+    num_refused = sum(reading.failed_per_shard)
     try:
         with database.write() as connection:
             connection.execute(
                 insert(Job).values(
                     id=job_id,
+                    tenant=options.tenant,
                     name=options.name,
                     state=JobState.QUEUED,
                     model=options.model,
                     decoding=options.decoding,
                     sampling=sampling.said(),
-                    mapping=mapping.model_dump(),
+                    mapping=reading.mapping.model_dump(),
                     source=options.source,
                     data_key=data_key,
                     dedupe_key=dedupe_key,
                     priority=options.priority,
                     kv_share=options.kv_share,
-                    num_rows=spool.num_rows,
+                    num_rows=reading.num_rows,
                     created_at=db_now(),
                 )
             )
-            _insert_shards(connection, settings, options, job_id, spool)
-            for start, rows in _request_tuples(spool, job_id):
+            _insert_shards(connection, settings, options, job_id, reading)
+            for start, rows in _request_tuples(reading, job_id):
                 _insert_requests(connection, database.is_sqlite, rows)
-                report("storing", start + len(rows), spool.num_rows)
+                report("storing", start + len(rows), reading.num_rows)
     except IntegrityError:
         if dedupe_key is None:
             raise
         with database.read() as connection:
-            row = connection.execute(select(Job.id, Job.num_rows).where(Job.dedupe_key == dedupe_key)).one()
+            is_same = (Job.tenant == options.tenant) & (Job.dedupe_key == dedupe_key)
+            row = connection.execute(select(Job.id, Job.num_rows).where(is_same)).one()
         return Submitted(row.id, options.model, row.num_rows, num_shards, num_refused, is_new=False)
-    return Submitted(job_id, options.model, spool.num_rows, num_shards, num_refused, is_new=True)
+    return Submitted(job_id, options.model, reading.num_rows, num_shards, num_refused, is_new=True)
 
 
 def _insert_shards(
-    connection: Connection, settings: Settings, options: SubmitOptions, job_id: str, spool: _Spool
+    connection: Connection, settings: Settings, options: SubmitOptions, job_id: str, reading: Reading
 ) -> None:
     epoch = (
         func.extract("epoch", func.clock_timestamp())
@@ -240,20 +199,20 @@ def _insert_shards(
                 "job_id": job_id,
                 "ordinal": ordinal,
                 "start_row": ordinal * shard_rows,
-                "end_row": min((ordinal + 1) * shard_rows, spool.num_rows),
+                "end_row": min((ordinal + 1) * shard_rows, reading.num_rows),
                 "model": options.model,
                 "state": ShardState.QUEUED,
                 "queue_key": queue_key,
                 "num_failed": num_failed,
             }
-            for ordinal, num_failed in enumerate(spool.failed_per_shard)
+            for ordinal, num_failed in enumerate(reading.failed_per_shard)
         ],
     )
 
 
-def _request_tuples(spool: _Spool, job_id: str) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
+def _request_tuples(reading: Reading, job_id: str) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
     """Yield (first row's index, rows) in chunks of about `INSERT_ROWS`."""
-    with pa.OSFile(str(spool.path), "rb") as source, pa.ipc.open_stream(source) as batches:
+    with pa.OSFile(str(reading.spool), "rb") as source, pa.ipc.open_stream(source) as batches:
         start = 0
         rows: list[tuple[Any, ...]] = []
         for batch in batches:
@@ -270,7 +229,7 @@ def _request_tuples(spool: _Spool, job_id: str) -> Iterator[tuple[int, list[tupl
 
 def _insert_requests(connection: Connection, is_sqlite: bool, rows: list[tuple[Any, ...]]) -> None:
     names = ", ".join(_REQUEST_COLUMNS)
-    table = Request.__tablename__
+    table = RequestRow.__tablename__
     if is_sqlite:
         marks = ", ".join("?" * len(_REQUEST_COLUMNS))
         connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)  # noqa: S608

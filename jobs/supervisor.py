@@ -8,6 +8,7 @@ supervisor itself is killed (PR_SET_PDEATHSIG), so nothing outlives it either wa
 import contextlib
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from db.clock import db_now
 from db.models import Worker
 from db.session import Database
 from jobs import leases, parts, service
+from jobs.binding import local_url
 from jobs.broker import EmbeddedBroker
 from jobs.child import STOP_TIMEOUT_S, die_with_parent, end
 from jobs.errors import Unavailable
@@ -197,10 +199,12 @@ class Supervisor:
         return any(row["id"] == part.worker_id and row["state"] == "ready" for row in rows)
 
     def _api_ready(self, part: Part) -> bool:
-        url = f"http://{self.settings.api_host}:{self.settings.api_port}/healthz"
+        url = f"{local_url(self.settings)}/healthz"
         if not _is_registered(self.settings, part):
             return False
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
+        # Our own child, which has just bound the port; its certificate names the outer host, not loopback.
+        tls = None if self.settings.api.ssl_certfile is None else ssl._create_unverified_context()  # noqa: S323
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2, context=tls) as answer:  # noqa: S310
             return bool(answer.status == 200)
         return False
 

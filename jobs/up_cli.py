@@ -31,6 +31,7 @@ def up(detach: bool, model: str | None) -> int:
       forq up --detach
     """
     from db.upgrade import upgrade
+    from jobs.binding import check_bind, local_url
     from jobs.logs import configure_logs
     from jobs.settings import get_settings
     from jobs.supervisor import Supervisor, clear_leftovers, sole_owner
@@ -46,13 +47,15 @@ def up(detach: bool, model: str | None) -> int:
         clear_leftovers(settings)
         upgrade(settings.sqlalchemy_url)
         with open_service() as (_, database):
+            check_bind(settings, database, settings.api_host)  # now, not after the model has been loaded
             return Supervisor(settings, model, database).run(
-                lambda: click.echo(f"forq is up: http://{settings.api_host}:{settings.api_port}", err=True)
+                lambda: click.echo(f"forq is up: {local_url(settings)}", err=True)
             )
 
 
 def _detach(model: str) -> int:
     """Start `up` again in a session of its own, and wait until it says that it is ready."""
+    from jobs.binding import local_url
     from jobs.settings import get_settings
 
     settings = get_settings()
@@ -74,7 +77,7 @@ def _detach(model: str) -> int:
                 reader.seek(start)
                 said = reader.read().decode(errors="replace")
             if "forq is up:" in said:
-                click.echo(f"forq is up (pid {process.pid}): http://{settings.api_host}:{settings.api_port}")
+                click.echo(f"forq is up (pid {process.pid}): {local_url(settings)}")
                 return 0
             if process.poll() is not None:
                 faults = [line for line in said.splitlines() if line.startswith("forq: ")]

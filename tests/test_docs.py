@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from db.states import JobState
+from jobs.api_settings import ApiSettings
 from jobs.cli import forq
 from jobs.drop.job_toml import JobFile
 from jobs.export import RESULT_FIELDS, TREE_FIELD, TREE_TYPE
@@ -31,6 +32,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "queue": QueueSettings,
     "drop": DropSettings,
     "limits": Limits,
+    "api": ApiSettings,
 }
 
 
@@ -89,14 +91,14 @@ def test_no_page_names_a_setting_that_does_not_exist() -> None:
     known = set(all_settings())
     for page in WRITTEN_BY_HAND:
         for name in in_backticks(prose(page)):
-            if re.fullmatch(rf"({'|'.join(SECTIONS)})\.\w+", name) and not name.endswith(".py"):
+            if re.fullmatch(rf"({'|'.join(SECTIONS)})\.\w+", name) and not name.endswith((".py", ".log")):
                 # `leases.acquire` and its like are functions; only the settings' sections are looked at.
                 assert name in known, f"{page.name} names `{name}`"
 
 
 def test_the_defaults_in_the_tables_are_those_of_the_code() -> None:
     text = prose(CONFIGURATION)
-    for section in ("queue", "drop", "limits"):
+    for section in ("queue", "drop", "limits", "api"):
         for name, field in SECTIONS[section].model_fields.items():
             if not isinstance(field.default, int | float):
                 continue

@@ -1,82 +1,34 @@
-"""`forq api` as a process on a real port: long polls, slow and vanishing clients, shutdown, the command itself."""
+"""`forq api` as a process on a real port: long polls, slow and vanishing clients, shutdown, TLS, the command itself."""
 
 import contextlib
 import os
 import secrets
-import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pyarrow as pa
 import pytest
-from api_support import assert_problem, finish_shard, parquet_bytes, prompts
+import trustme
+from api_support import assert_problem, finish_shard, prompts
 from click.testing import CliRunner
+from server_process import ROOT, Server, until
 
 from api import cli
 from db.session import Database
-from jobs import parts
+from jobs import keys, parts
+from jobs.api_settings import ApiSettings
 from jobs.errors import BadInput
 from jobs.settings import Settings, get_settings
+from jobs.supervisor import Part, Supervisor
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_WAITERS = 60  # more than the server has threads
-
-
-class Server:
-    """The process, its address, and a client."""
-
-    def __init__(self, settings: Settings) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("FORQ_")},
-            "FORQ_HOME": str(settings.home),
-            "FORQ_DATABASE_URL": settings.sqlalchemy_url,
-            "FORQ_BROKER_URL": settings.celery_broker_url,
-            "FORQ_LIMITS__MAX_UPLOAD_BYTES": str(32 << 20),
-            "FORQ_QUEUE__SHARD_ROWS": "65536",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "jobs.cli", "api", "--port", str(self.port)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60)
-
-    def is_up(self) -> bool:
-        assert self.process.poll() is None, self.process.communicate()[0].decode()
-        try:
-            return self.http.get("/healthz").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def submit(self, table: pa.Table) -> str:
-        response = self.http.post("/v1/jobs", files={"file": ("prompts.parquet", parquet_bytes(table))})
-        assert response.status_code == 201, response.text
-        return str(response.json()["job_id"])
-
-    def terminate(self) -> tuple[int, str]:
-        """SIGTERM; returns the exit code and what was printed."""
-        self.process.send_signal(signal.SIGTERM)
-        output = self.process.communicate(timeout=30)[0].decode()
-        return self.process.returncode, output
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -220,11 +172,53 @@ def test_a_port_in_use_ends_the_command_with_a_reason(server: Server, settings: 
 
 
 @pytest.fixture
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def test_on_an_address_that_others_reach_it_speaks_tls_and_asks_for_keys(
+    settings: Settings, database: Database, tmp_path: Path, authority: trustme.CA
+) -> None:
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    for pem in certificate.cert_chain_pems:
+        pem.write_to_path(tmp_path / "chain.pem", append=True)
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    described, key = keys.create(database, "k", ["submit", "read"], tenant="a")
+    files = ["--ssl-certfile", str(tmp_path / "chain.pem"), "--ssl-keyfile", str(tmp_path / "key.pem")]
+    server = Server(settings, *files, host="0.0.0.0", tls=trust)
+    try:
+        until(server.is_up)
+        assert_problem(server.http.get("/v1/jobs"), 401, "API key")
+        server.http.headers["Authorization"] = f"Bearer {key}"
+        job_id = server.submit(prompts())
+        assert server.http.get("/v1/jobs").json()["jobs"][0]["job_id"] == job_id
+        api = ApiSettings(ssl_certfile=tmp_path / "chain.pem")
+        outer = settings.model_copy(update={"api_host": "0.0.0.0", "api_port": server.port, "api": api})
+        part = Part("api", [], lambda part: True, process=server.process)
+        assert Supervisor(outer, "m", database)._api_ready(part)  # what `forq up` waits for
+        with pytest.raises(httpx.TransportError):
+            httpx.get(server.url.replace("https", "http") + "/healthz")
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
+            httpx.get(f"{server.url}/healthz")
+        code, output = server.terminate()
+    finally:
+        server.http.close()
+        server.process.kill()
+        server.process.communicate()
+    assert code == 0, output
+    assert key[-43:] not in output
+    assert f'"key": "{described["id"]}"' in output  # who did it is logged
+    assert "api_without_tls" not in output
+
+
+@pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[tuple[str, int]]]:
     """Where the command would have served."""
     addresses: list[tuple[str, int]] = []
     monkeypatch.setenv("FORQ_HOME", str(tmp_path))
-    monkeypatch.setattr(cli, "serve", lambda settings, host, port, *, any_host: addresses.append((host, port)))
+    monkeypatch.setattr(cli, "serve", lambda settings, host, port, **_: addresses.append((host, port)))
     get_settings.cache_clear()
     yield addresses
     get_settings.cache_clear()
@@ -237,14 +231,37 @@ def test_an_address_that_others_reach_is_refused_in_one_line(served: list[tuple[
     message = str(refusal.value)
     assert refusal.value.exit_code == 2
     assert len(message.splitlines()) == 1
-    assert repr(host) in message
-    assert "--insecure-bind" in message
+    for text in (repr(host), "--insecure-bind", "forq keys create"):
+        assert text in message
     assert served == []
 
 
 def test_an_address_that_others_reach_is_served_when_the_operator_insists(served: list[tuple[str, int]]) -> None:
     assert CliRunner().invoke(cli.api, ["--host", "0.0.0.0", "--port", "9", "--insecure-bind"]).exit_code == 0
     assert served == [("0.0.0.0", 9)]
+
+
+def test_a_certificate_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, settings: Settings) -> None:
+    (tmp_path / "empty.pem").touch()
+    for options in (["--ssl-certfile", "empty.pem"], ["--ssl-certfile", "none.pem", "--ssl-keyfile", "empty.pem"]):
+        command = [
+            sys.executable,
+            "-m",
+            "jobs.cli",
+            "api",
+            *[name if name[0] == "-" else str(tmp_path / name) for name in options],
+        ]
+        environment = {**os.environ, "FORQ_HOME": str(settings.home), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"forq: {tmp_path}")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_private_key_alone_is_refused(served: list[tuple[str, int]]) -> None:
+    with pytest.raises(BadInput, match="--ssl-certfile"):
+        CliRunner().invoke(cli.api, ["--ssl-keyfile", "k.pem"], catch_exceptions=False)
+    assert served == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.1.2.3"])

@@ -12,6 +12,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from database_fixtures import BACKENDS
 from sqlalchemy import inspect
+from sqlalchemy.exc import IntegrityError
 
 from db.models import Base
 from db.session import Database
@@ -196,6 +197,48 @@ def test_longer_decodings_fit_and_nothing_below_a_job_is_lost_on_the_way_there_a
     with database.write() as connection:
         connection.exec_driver_sql("DELETE FROM jobs")  # the cascade is still there
     assert counts() == [0] * 5
+    database.dispose()
+
+
+def test_jobs_get_a_tenant_and_lose_it_again_with_all_that_is_below_them_kept(empty_url: str) -> None:
+    upgrade(empty_url, "0005")
+    database = Database(empty_url)
+
+    def ask(statement: str) -> list[tuple[Any, ...]]:
+        with database.read() as connection:
+            return [tuple(row) for row in connection.exec_driver_sql(statement)]
+
+    def counts() -> list[int]:
+        return [ask(f"SELECT count(*) FROM {table}")[0][0] for table in COUNTED]
+
+    with database.write() as connection:
+        for statement in (JOB.format("ar"), *BELOW_IT):
+            connection.exec_driver_sql(statement)
+    upgrade(empty_url)
+    assert ask("SELECT tenant, name, dedupe_key FROM jobs") == [("default", "mine", "d")]
+    assert counts() == [1] * 5
+    with database.write() as connection:
+        # Another tenant's job of the same content, and a key.
+        connection.exec_driver_sql(
+            JOB.format("ar").replace("('J'", "('K'").replace("(id,", "(tenant, id,").replace("('K'", "('b', 'K'")
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO api_keys (id, name, tenant, scopes, secret_sha256, created_at) "
+            "VALUES ('A', 'k', 'b', '[]', 'x', '2026-01-01 00:00:00.0')"
+        )
+    database.dispose()
+    downgrade(empty_url, "0005")
+    assert ask("SELECT id, dedupe_key FROM jobs ORDER BY id") == [("J", "d"), ("K", None)]
+    assert "api_keys" not in tables_in(empty_url)
+    assert counts() == [2, 1, 1, 1, 1]
+    with pytest.raises(IntegrityError), database.write() as connection:  # the old constraint is back
+        connection.exec_driver_sql(JOB.format("ar").replace("('J'", "('L'"))
+    database.dispose()
+    upgrade(empty_url)
+    assert ask("SELECT id, tenant FROM jobs ORDER BY id") == [("J", "default"), ("K", "default")]
+    with database.write() as connection:
+        connection.exec_driver_sql("DELETE FROM jobs WHERE id = 'J'")  # the cascade is still there
+    assert counts() == [1, 0, 0, 0, 0]
     database.dispose()
 
 

@@ -12,7 +12,7 @@ import pytest
 from batches import MODEL, check_integrity, num_rows_in_tables, write_table
 
 from db.session import Database
-from jobs import store
+from jobs import reading, store
 from jobs import submit as submit_module
 from jobs.errors import BadInput, Unavailable
 from jobs.settings import Limits, Settings
@@ -168,10 +168,11 @@ def test_a_file_with_flipped_bits_is_refused_or_whole(
 
 
 def test_a_footer_that_promises_other_rows_than_there_are_is_refused(
-    database: Database, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_table(tmp_path / "x.parquet", {"prompt": ["a"] * 600})
-    honest = submit_module.iter_batches
+    request = reading.Request(path, MODEL, None, None, None, None, shard_rows=100)
+    honest = reading.iter_batches
 
     def fewer(*arguments: Any) -> Any:
         yield from list(honest(*arguments))[:-1]
@@ -179,10 +180,10 @@ def test_a_footer_that_promises_other_rows_than_there_are_is_refused(
     def more(*arguments: Any) -> Any:
         yield from [*honest(*arguments), *honest(*arguments)]
 
-    monkeypatch.setattr(submit_module, "iter_batches", fewer)
-    assert "says it has 600 rows but holds 512" in refusal(database, settings, path)
-    monkeypatch.setattr(submit_module, "iter_batches", more)
-    assert "says it has 600 rows but holds more" in refusal(database, settings, path)
+    for batches, says in ((fewer, "holds 512"), (more, "holds more")):
+        monkeypatch.setattr(reading, "iter_batches", batches)
+        with pytest.raises(BadInput, match=f"says it has 600 rows but {says}"):
+            reading.read(request, Limits(), tmp_path, lambda phase, done, total: None)
 
 
 def test_a_file_that_is_written_while_it_is_read_is_refused(
@@ -208,7 +209,7 @@ def test_a_full_disk_is_named_and_nothing_is_kept(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pa.ipc, "new_stream", full)
+        patch.setattr(submit_module, "read_confined", full)  # that a full disk comes through it: test_jobs_confined.py
         with pytest.raises(Unavailable, match=r"No space left on device\): check space and rights in .*scratch"):
             submit_file(database, settings, path, SubmitOptions(model=MODEL))
     monkeypatch.setattr(store, "publish", full)

@@ -1,0 +1,1 @@
+"""The parts of `benchmarks.fuzz`: whole inputs, and what is done to them."""

@@ -1,0 +1,135 @@
+"""Reads a submitted file in a process of its own, with limits: a file may expand a million times, a template may never
+end, a decoder may crash. The process then ends, and its parent has one line to say.
+
+The child is forked from a server that has imported what it needs, which takes milliseconds. It limits itself: its
+memory by RLIMIT_AS, its time by an alarm that every progress sets anew, so that it also ends when its parent is gone.
+What it says comes as JSON, never as pickles: whoever got hold of the child would otherwise have the parent, too.
+"""
+
+import json
+import multiprocessing
+import resource
+import signal
+from contextlib import suppress
+from dataclasses import fields
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from jobs.errors import BadInput, Unavailable
+from jobs.reading import Reading, Request, read
+from jobs.rows import Mapping
+from jobs.settings import Limits
+from jobs.source import Progress, first_line
+
+_OUT_OF_MEMORY = 3
+"""Exit code of a child that met its memory limit."""
+_FAILED = 1
+
+_processes = multiprocessing.get_context("forkserver")
+
+
+def read_confined(request: Request, limits: Limits, scratch: Path, report: Progress) -> Reading:
+    """`jobs.reading.read` in a child.
+
+    Raises:
+        BadInput: as `read`; or the file took more memory or time than the limits say, or broke its reader.
+        Unavailable: the child failed in a way that is ours.
+        OSError: the scratch folder cannot be written, or no process can be started.
+    """
+    _processes.set_forkserver_preload(["jobs.reading"])  # heard when the server starts, which it does once
+    receiving, sending = _processes.Pipe(duplex=False)
+    child = _processes.Process(target=_run, args=(request, limits, scratch, sending), name="forq-reader", daemon=True)
+    child.start()
+    sending.close()
+    news: dict[str, Any] = {}
+    num_rows = 0
+    try:
+        with suppress(EOFError):
+            while True:
+                news = json.loads(receiving.recv_bytes())
+                if "phase" in news:
+                    num_rows = news["done"] if news["phase"] == "reading" else 0
+                    report(news["phase"], news["done"], news["total"])
+        child.join()
+    finally:
+        receiving.close()
+        child.kill()
+        child.join()
+    if "reading" in news:
+        return _reading(news["reading"])
+    if "refused" in news:
+        raise BadInput(news["refused"])
+    if "os_error" in news:
+        raise OSError(*news["os_error"])
+    assert child.exitcode is not None
+    raise _death(request.path.name, limits, child.exitcode, num_rows, news.get("failed"))
+
+
+def _death(name: str, limits: Limits, code: int, num_rows: int, failed: str | None) -> BadInput | Unavailable:
+    where = f"{name}, behind row {num_rows}," if num_rows else name
+    if code in (_OUT_OF_MEMORY, -signal.SIGKILL):
+        return BadInput(
+            f"{where} takes more memory to read than limits.submit_memory_bytes, {limits.submit_memory_bytes}: write "
+            "it with smaller cells and row groups, use a simpler template, or raise the limit"
+        )
+    if code == -signal.SIGALRM:
+        return BadInput(
+            f"{where} took longer than limits.submit_stall_s, {limits.submit_stall_s} s, over one batch of rows: use a "
+            "simpler template, or raise the limit"
+        )
+    if code < 0:
+        return BadInput(f"{where} broke its reader ({signal.Signals(-code).name}): write it again")
+    return Unavailable(f"{where} could not be read: its reader failed ({failed or f'exit code {code}'}): report this")
+
+
+def _reading(said: dict[str, Any]) -> Reading:
+    return Reading(
+        mapping=Mapping.model_validate(said["mapping"]),
+        spool=Path(said["spool"]),
+        failed_per_shard=said["failed_per_shard"],
+        num_rows=said["num_rows"],
+        kept=Path(said["kept"]),
+        version=tuple(said["version"]),
+    )
+
+
+def _run(request: Request, limits: Limits, scratch: Path, sending: Connection) -> None:
+    """The child."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it in silence
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    _limit_memory(limits.submit_memory_bytes)
+
+    def tell(news: dict[str, Any]) -> None:
+        try:
+            sending.send_bytes(json.dumps(news).encode())
+        except OSError:  # nobody waits for it any more
+            raise SystemExit(_FAILED) from None
+
+    def report(phase: str, done: int, total: int) -> None:
+        signal.alarm(limits.submit_stall_s)
+        tell({"phase": phase, "done": done, "total": total})
+
+    signal.alarm(limits.submit_stall_s)
+    try:
+        found = read(request, limits, scratch, report)
+        said = {field.name: getattr(found, field.name) for field in fields(found)}
+        said.update(mapping=found.mapping.model_dump(), spool=str(found.spool), kept=str(found.kept))
+        tell({"reading": said})
+    except BadInput as error:
+        tell({"refused": str(error)})
+    except MemoryError:
+        raise SystemExit(_OUT_OF_MEMORY) from None
+    except OSError as error:
+        tell({"os_error": [error.errno, error.strerror or first_line(error)]})
+    except Exception as error:
+        tell({"failed": type(error).__name__})  # without its text, which may hold a cell of the file
+        raise SystemExit(_FAILED) from None
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Of the address space: what is over it fails as MemoryError, in Arrow, too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would hold prompts

@@ -1,0 +1,84 @@
+"""Reads a submitted file: every row checked, as requests, in a spool file.
+
+In: the file, what the user said of it, the limits. Out: `Reading`, plain data about the spool. It touches no database
+and keeps nothing, so that it can run in a process of its own (`jobs.confined`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from jobs import store
+from jobs.errors import BadInput
+from jobs.rows import Mapping, RowReader, columns_of, make_mapping
+from jobs.settings import Limits
+from jobs.source import Progress, iter_batches, open_source
+
+ROW_COLUMNS = ("custom_id", "payload", "sampling", "error_code", "error")
+SPOOL_SCHEMA = pa.schema([(name, pa.large_string()) for name in ROW_COLUMNS])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be read, and how."""
+
+    path: Path
+    model: str
+    prompt_column: str | None
+    messages_column: str | None
+    template: str | None
+    id_column: str | None
+    shard_rows: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A file that was read to its end."""
+
+    mapping: Mapping
+    spool: Path
+    """Arrow stream of `SPOOL_SCHEMA`, every row of the file in order."""
+    failed_per_shard: list[int]
+    num_rows: int
+    kept: Path
+    """The Parquet file to keep: the submitted one, or what was made of JSONL."""
+    version: store.Version
+    """Of `kept`, before it was read."""
+
+
+def read(request: Request, limits: Limits, scratch: Path, report: Progress) -> Reading:
+    """
+    Raises:
+        BadInput: the file or what was said of it cannot be used.
+    """
+    path = request.path
+    with open_source(path, limits, scratch, report) as source:
+        mapping = make_mapping(
+            source.file.schema_arrow,
+            path,
+            prompt_column=request.prompt_column,
+            messages_column=request.messages_column,
+            template=request.template,
+            id_column=request.id_column,
+        )
+        reader = RowReader(mapping, source.file.schema_arrow, limits, request.model)
+        total = source.file.metadata.num_rows
+        failed_per_shard = [0] * -(-total // request.shard_rows)
+        num_rows = 0
+        spool = scratch / "rows.arrow"
+        with pa.OSFile(str(spool), "wb") as sink, pa.ipc.new_stream(sink, SPOOL_SCHEMA) as writer:
+            for batch in iter_batches(source.file, columns_of(mapping), path.name):
+                rows = list(reader.prepare(batch))
+                if num_rows + len(rows) > total:
+                    raise BadInput(f"{path.name} says it has {total} rows but holds more: write it again")
+                for index, row in enumerate(rows, start=num_rows):
+                    if row.error_code is not None:
+                        failed_per_shard[index // request.shard_rows] += 1
+                num_rows += len(rows)
+                columns = [[getattr(row, name) for row in rows] for name in SPOOL_SCHEMA.names]
+                writer.write_batch(pa.record_batch(columns, schema=SPOOL_SCHEMA))
+                report("reading", num_rows, total)
+        if num_rows != total:
+            raise BadInput(f"{path.name} says it has {total} rows but holds {num_rows}: write it again")
+        return Reading(mapping, spool, failed_per_shard, num_rows, source.path, source.version)
