@@ -11,6 +11,8 @@ from sqlalchemy.engine import make_url
 
 SQLITE_BUSY_TIMEOUT_S = 60.0
 """How long a SQLite writer waits for another one; bulk submits hold the lock for seconds."""
+IDLE_IN_TRANSACTION_S = 60
+"""PostgreSQL ends a transaction whose client has said nothing for so long; ours never think in between."""
 CONNECT_TIMEOUT_S = 10
 """A PostgreSQL host that does not answer is an error after this long, not a hang."""
 
@@ -32,6 +34,7 @@ class Database:
                 max_overflow=24,
                 connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
             )
+            event.listen(self.engine, "connect", _bound_idle_transactions)
         # A sibling engine over the same pool; the option reaches the "begin" listener below.
         self._writer = self.engine.execution_options(forq_write=True)
 
@@ -52,6 +55,13 @@ class Database:
 
     def dispose(self) -> None:
         self.engine.dispose()
+
+
+def _bound_idle_transactions(connection: Any, _record: Any) -> None:
+    """A process that was stopped in the middle of a transaction must not hold its locks for ever."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
+    connection.commit()
 
 
 def _sqlite_engine(url: str) -> Engine:

@@ -44,11 +44,15 @@ def settle_job(database: Database, job_id: str) -> None:
 
 
 def stalled_jobs(database: Database) -> list[tuple[str, str]]:
-    """Id and state of the jobs that a sweep may have to end: those with no open shard, and those being cancelled."""
+    """Id and state of the jobs that a sweep may have to end: those with no open shard, and those being cancelled.
+
+    Without those that another transaction holds locked: see `leases.sweep`.
+    """
     open_shard = exists().where(Shard.job_id == Job.id, _IS_OPEN)
     statement = select(Job.id, Job.state).where(
         (Job.state == JobState.CANCELLING) | (Job.state.in_((JobState.QUEUED, JobState.RUNNING)) & ~open_shard)
     )
+    statement = statement.with_for_update(skip_locked=True)  # locked for a moment only: whoever ends one locks it anew
     with database.read() as connection:
         return [(row.id, row.state) for row in connection.execute(statement)]
 

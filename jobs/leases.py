@@ -72,10 +72,13 @@ def acquire(
         row = connection.execute(statement).one_or_none()
     if row is None:
         return None
+    waiting = select(Job.id).where(Job.id == row.job_id, Job.state == JobState.QUEUED)
     with database.write() as connection:
+        # Passed over where it is locked: whoever holds it says so itself, or ends the job. A worker that was stopped
+        # just there would stop the leasing of every other one.
         connection.execute(
             update(Job)
-            .where(Job.id == row.job_id, Job.state == JobState.QUEUED)
+            .where(Job.id.in_(waiting.with_for_update(skip_locked=True)), Job.state == JobState.QUEUED)
             .values(state=JobState.RUNNING, started_at=db_now())
         )
         kv_share = connection.execute(select(Job.kv_share).where(Job.id == row.job_id)).scalar_one()
@@ -187,10 +190,14 @@ def abandon(database: Database, lease: Lease) -> None:
 def sweep(database: Database) -> int:
     """Return expired leases to the queue, and end jobs that have nothing left to do. Returns the leases reaped.
 
-    Any number of processes may sweep at once: each statement decides and acts in one.
+    Any number of processes may sweep at once: each statement decides and acts in one. What another transaction holds
+    locked is passed over until the next sweep: its worker may have been stopped in the middle of a write, and whoever
+    waited for it would not renew its own leases meanwhile.
     """
+    expired = Shard.lease_expires_at < db_now()
+    unlocked = select(Shard.id).where(Shard.state == ShardState.LEASED, expired).with_for_update(skip_locked=True)
     with database.write() as connection:
-        num_reaped = _requeue(connection, Shard.lease_expires_at < db_now(), crashed=True)
+        num_reaped = _requeue(connection, expired & Shard.id.in_(unlocked), crashed=True)
     for job_id, state in stalled_jobs(database):
         if state == JobState.CANCELLING:
             cancel_released_shards(database, job_id)

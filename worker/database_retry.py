@@ -1,6 +1,7 @@
 """Waits out a database that is away for a while: work pauses with one log line and goes on."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,6 +11,35 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exp
 
 T = TypeVar("T")
 log = structlog.get_logger()
+
+
+class Outage:
+    """What a process's many loops say of the database together: one line when it goes, one when it is back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began: float | None = None
+
+    def note(self, error: BaseException | None) -> None:
+        with self._lock:
+            if self._began is not None:
+                return
+            self._began = self._clock()
+        log.warning("database_unreachable", reason=type(error).__name__)
+
+    def over(self) -> None:
+        """Something reached the database."""
+        if self._began is None:  # nearly always, and without the lock
+            return
+        with self._lock:
+            began, self._began = self._began, None
+        if began is not None:
+            log.info("database_back", after_s=round(self._clock() - began, 1))
+
+
+outage = Outage()
+"""The process's own: it has one database."""
 
 
 class retrying:
@@ -27,8 +57,8 @@ class retrying:
             return stopping.is_set()
 
         def note(state: RetryCallState) -> None:
-            if state.attempt_number == 1 and state.outcome is not None:
-                log.warning("database_unreachable", reason=type(state.outcome.exception()).__name__)
+            if state.outcome is not None:
+                outage.note(state.outcome.exception())
 
         policy = Retrying(
             retry=retry_if_exception_type(cls.errors),
@@ -37,4 +67,6 @@ class retrying:
             before_sleep=note,
             reraise=True,
         )
-        return policy(action)
+        result = policy(action)
+        outage.over()
+        return result

@@ -33,6 +33,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._failing = False
         self._unknown: frozenset[tuple[int, int]] = frozenset()
+        self._ringing: threading.Thread | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -84,4 +85,10 @@ class Heartbeat:
             log.warning("leases_expired", shards=num_reaped)
         room = self._loop.rows_in_flight.has_room and not self._loop.control.stopping.is_set()
         if room and leases.has_queued(self._database, self._model):
-            self._wake()
+            self._ring()
+
+    def _ring(self) -> None:
+        """In a `threading.Thread` of its own: a broker that hangs for its whole time-out must not stop the pulse."""
+        if self._ringing is None or not self._ringing.is_alive():
+            self._ringing = threading.Thread(target=self._wake, name="ring", daemon=True)
+            self._ringing.start()

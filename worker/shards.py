@@ -23,7 +23,7 @@ from jobs.leases import Lease, Renewal
 from jobs.results import PendingRow, RowResult
 from jobs.settings import Settings
 from worker.backend import Backend, Decoding, EngineDead, Finished, Refused
-from worker.database_retry import retrying
+from worker.database_retry import outage, retrying
 from worker.gate import EngineGate
 from worker.generation import RowInFlight, cannot_decode, prepare, result_of
 from worker.in_flight import RowsInFlight
@@ -97,8 +97,9 @@ class ShardLoop:
                 try:
                     lease = self._acquire()
                 except retrying.errors as error:
-                    log.warning("database_unreachable", doing="lease", reason=type(error).__name__)
+                    outage.note(error)
                     return None  # the poller asks again
+                outage.over()
                 if lease is not None:
                     with self._known_lock:
                         self._known.add((lease.shard_id, lease.token))
