@@ -14,7 +14,7 @@ def age_s(ctx: click.Context, param: click.Parameter, value: str | None) -> floa
     if value is None:
         return None
     # 12h is short for ISO 8601's PT12H; no 30m, which might be months.
-    text = f"PT{value}" if value[:-1].isdecimal() and value[-1:] in ("h", "H") else value
+    text = f"PT{value.upper()}" if value[:-1].isdecimal() and value[-1:] in ("h", "H") else value
     try:
         age = TypeAdapter(timedelta).validate_python(text)
     except ValidationError:

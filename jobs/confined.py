@@ -6,12 +6,17 @@ memory by RLIMIT_AS, its time by an alarm that every progress sets anew, so that
 What it says comes as JSON, never as pickles: whoever got hold of the child would otherwise have the parent, too.
 """
 
+import atexit
 import json
 import multiprocessing
+import os
 import resource
+import shutil
 import signal
+import tempfile
 from contextlib import suppress
 from dataclasses import fields
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,6 +31,12 @@ _OUT_OF_MEMORY = 3
 """Exit code of a child that met its memory limit."""
 _FAILED = 1
 
+SOCKET_PREFIX = "forq-reader-"
+"""Of the folder, with its process's id, where this process's server listens: jobs/upkeep clears those of the dead."""
+
+_LONGEST_FOLDER = 107 - len(f"/{SOCKET_PREFIX}4194304-12345678/listener-12345678")
+"""Bytes: a socket's whole path has room for 107."""
+
 _processes = multiprocessing.get_context("forkserver")
 
 
@@ -37,7 +48,7 @@ def read_confined(request: Request, limits: Limits, scratch: Path, report: Progr
         Unavailable: the child failed in a way that is ours.
         OSError: the scratch folder cannot be written, or no process can be started.
     """
-    _processes.set_forkserver_preload(["jobs.reading"])  # heard when the server starts, which it does once
+    _prepare_server(os.getpid())
     receiving, sending = _processes.Pipe(duplex=False)
     child = _processes.Process(target=_run, args=(request, limits, scratch, sending), name="forq-reader", daemon=True)
     child.start()
@@ -64,6 +75,25 @@ def read_confined(request: Request, limits: Limits, scratch: Path, report: Progr
         raise OSError(*news["os_error"])
     assert child.exitcode is not None
     raise _death(request.path.name, limits, child.exitcode, num_rows, news.get("failed"))
+
+
+def socket_folders() -> list[Path]:
+    """Where servers may listen, this process's own in the last: /tmp where TMPDIR is too long for a socket."""
+    folder = Path(tempfile.gettempdir())
+    if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
+        return [Path("/tmp"), folder]  # noqa: S108  (mkdtemp makes a folder of its own there)
+    return [folder, Path("/tmp")]  # noqa: S108
+
+
+@cache
+def _prepare_server(pid: int) -> None:
+    """Say what the server of this process is to import and where it is to listen; it starts when it is first needed."""
+    _processes.set_forkserver_preload(["jobs.reading"])
+    # By itself multiprocessing makes a folder whose name says nothing: after `kill -9` nobody would know it for ours.
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if config.get("tempdir") is None:
+        config["tempdir"] = tempfile.mkdtemp(prefix=f"{SOCKET_PREFIX}{pid}-", dir=socket_folders()[-1])
+        atexit.register(shutil.rmtree, config["tempdir"], ignore_errors=True)
 
 
 def _death(name: str, limits: Limits, code: int, num_rows: int, failed: str | None) -> BadInput | Unavailable:

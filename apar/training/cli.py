@@ -112,12 +112,12 @@ def train(as_json: bool, steps: int | None, epochs: float | None, **options: Any
     from apar.training.run import is_main_process
     from apar.training.run import train as run
 
-    with _shown() as show:
+    with shown() as show:
         result = run(TrainingOptions(epochs=epochs, **options), show)
     if not is_main_process():
         return
     if as_json:
-        click.echo(json.dumps(_jsonable(result)))
+        click.echo(json.dumps(jsonable(result)))
     if not result.finished:
         click.echo(f"stopped at step {result.step} of {result.steps}; the same command goes on from there", err=True)
         click.get_current_context().exit(INTERRUPTED)
@@ -125,14 +125,14 @@ def train(as_json: bool, steps: int | None, epochs: float | None, **options: Any
         click.echo(f"model: {result.model}")
 
 
-def _jsonable(result: Any) -> dict[str, Any]:
+def jsonable(result: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(result).items()}
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[Any], None]]:
+def shown() -> Iterator[Callable[[Any], None]]:
     """Yield what shows a run's events on stderr: a bar on a terminal, lines elsewhere."""
     if not sys.stderr.isatty():
         yield _lines()

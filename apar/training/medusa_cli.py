@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from apar.cli import at_the_edge
-from apar.training.cli import INTERRUPTED, _jsonable, _shown
+from apar.training.cli import INTERRUPTED, jsonable, shown
 
 _PATH = click.Path(path_type=Path)
 
@@ -64,10 +64,10 @@ def train_medusa(as_json: bool, steps: int | None, epochs: float | None, **optio
     from apar.decoding.medusa_training.options import MedusaTrainingOptions
     from apar.decoding.medusa_training.run import train_heads
 
-    with _shown() as show:
+    with shown() as show:
         result = train_heads(MedusaTrainingOptions(epochs=epochs, **options), show)
     if as_json:
-        click.echo(json.dumps(_jsonable(result)))
+        click.echo(json.dumps(jsonable(result)))
     if not result.finished:
         click.echo(f"stopped at step {result.step} of {result.steps}; the same command goes on from there", err=True)
         click.get_current_context().exit(INTERRUPTED)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobs.ages import age_s
 from jobs.console import print_json, progress, without_controls
 from jobs.context import open_service
 from jobs.job_cli import json_option
@@ -13,27 +14,9 @@ from jobs.job_cli import json_option
 if TYPE_CHECKING:
     from jobs.upkeep.checks import Found
 
-MAX_AGE_DAYS = 36_500
-
-
-def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    from datetime import timedelta
-
-    from pydantic import TypeAdapter, ValidationError
-
-    # 12h is short for ISO 8601's PT12H; no 30m, which might be months.
-    text = f"PT{value.upper()}" if value[:-1].isdecimal() and value[-1:] in ("h", "H") else value
-    try:
-        age = TypeAdapter(timedelta).validate_python(text)
-    except ValidationError:
-        raise click.BadParameter(f"{value!r} is no length of time: write 30d, 12h or ISO 8601 (P30D)") from None
-    if not timedelta(0) < age <= timedelta(days=MAX_AGE_DAYS):
-        raise click.BadParameter(f"{value!r} must be more than 0 and at most {MAX_AGE_DAYS}d")
-    return age.total_seconds()
-
 
 @click.command()
-@click.option("--older-than", "older_than_s", required=True, metavar="AGE", callback=_seconds,
+@click.option("--older-than", "older_than_s", required=True, metavar="AGE", callback=age_s,
               help="How long ago a job must have ended: 30d, 12h, or ISO 8601 (P30D).")  # fmt: skip
 @click.option("--job", "jobs", multiple=True, metavar="ID",
               help="Only this job; may be given again. Refused where it has not ended so long ago.")  # fmt: skip

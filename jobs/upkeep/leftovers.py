@@ -21,6 +21,7 @@ from sqlalchemy import ColumnElement, select, true
 
 from db.models import Job
 from db.session import Database
+from jobs.confined import SOCKET_PREFIX, socket_folders
 from jobs.settings import Settings
 from jobs.store import temporary_beside
 
@@ -32,6 +33,8 @@ _STORED = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 """A name that `store.keep` gave; any other file is somebody else's."""
 _TEMPORARY = re.compile(r"\..+\.(\d{1,9})\.[0-9a-f]{8}\.tmp")
 """A name of `store.temporary_beside`, with the process that wrote it."""
+
+_SOCKETS = re.compile(re.escape(SOCKET_PREFIX) + r"(\d{1,9})-.+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ def dead_temporaries(settings: Settings) -> Iterator[Left]:
             if not _may_still_write(int(match[1]), info.st_mtime):
                 yield Left(path, info.st_size)
     yield from _dead_scratch(oldest_s)
+    yield from _dead_sockets(oldest_s)
 
 
 def remove_temporary(left: Left) -> bool:
@@ -148,6 +152,16 @@ def _dead_scratch(oldest_s: float) -> Iterator[Left]:
         # Its name does not say whose it is. But a submit either wrote in it just now, or reads its spool there.
         if not any(name.startswith(f"{path}{os.sep}") for name in in_use):
             yield Left(path, sum(each.st_size for each in inside if stat.S_ISREG(each.st_mode)))
+
+
+def _dead_sockets(oldest_s: float) -> Iterator[Left]:
+    """Folders where readers' servers listened, whose process is gone."""
+    for path in (path for folder in sorted(set(socket_folders())) for path in _entries(folder)):
+        info, match = _info(path), _SOCKETS.fullmatch(path.name)
+        if match is None or info is None or not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            continue
+        if info.st_mtime < oldest_s and not _may_still_write(int(match[1]), info.st_mtime):
+            yield Left(path, 0)
 
 
 def _open_files() -> list[str]:

@@ -16,7 +16,9 @@ STATUS_KEYS = ["job_id", "name", "state", "model", "decoding", "counts", "create
 RESULT_COLUMNS = ["forq_output", "forq_finish_reason", "forq_error_code", "forq_error", "forq_sample",
                   "forq_prompt_tokens", "forq_output_tokens", "forq_threads", "forq_forks", "forq_max_width",
                   "forq_steps", "forq_peak_cached_tokens", "forq_peak_blocks", "forq_attended_tokens",
-                  "forq_sequential_peak_tokens", "forq_sequential_attended_tokens", "forq_preemptions"]  # fmt: skip
+                  "forq_sequential_peak_tokens", "forq_sequential_attended_tokens", "forq_preemptions",
+                  "forq_forwards", "forq_hit_rate", "forq_acceptance_length", "forq_decoding_efficiency",
+                  "forq_draft_nodes", "forq_verify_nodes"]  # fmt: skip
 QUESTIONS = [f"What is {n} plus {n + 1}? Answer in one sentence." for n in range(12)]
 
 

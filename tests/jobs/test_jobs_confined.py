@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from batches import MODEL, write_table
 
-from jobs.confined import read_confined
+from jobs.confined import SOCKET_PREFIX, read_confined, socket_folders
 from jobs.errors import BadInput
 from jobs.reading import Reading, Request, read
 from jobs.settings import Limits
@@ -156,6 +157,23 @@ def test_an_interrupted_parent_leaves_no_reader(rows: Path) -> None:
     assert readers() == []
 
 
+def test_a_temporary_folder_with_a_long_name_is_no_hindrance(rows: Path) -> None:
+    """A socket's path has room for 107 bytes."""
+    long = rows.parent / ("long" * 30)
+    long.mkdir()
+    code = (
+        "import sys; from pathlib import Path; from jobs.confined import read_confined; "
+        "from jobs.reading import Request; from jobs.settings import Limits; path = Path(sys.argv[1]); "
+        "print(read_confined(Request(path, 'm', None, None, None, None, 100), Limits(), path.parent, print).num_rows)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(rows)], env={**os.environ, "TMPDIR": str(long)}, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["1000"], done.stderr
+    assert list(long.iterdir()) == []
+
+
 PARENT = """
 import multiprocessing, sys, time
 from pathlib import Path
@@ -185,3 +203,5 @@ def test_a_reader_ends_with_its_parent(rows: Path) -> None:
         reader = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         reader.wait(timeout=60)
+    for folder in {found for place in socket_folders() for found in place.glob(f"{SOCKET_PREFIX}{parent.pid}-*")}:
+        shutil.rmtree(folder)  # in earnest, `forq purge` and `forq doctor` do

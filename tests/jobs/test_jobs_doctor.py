@@ -19,6 +19,7 @@ from jobs.upkeep.doctor import Finding, examine
 def _own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr("jobs.upkeep.leftovers.socket_folders", lambda: [tmp_path / "scratch"])  # not the machine's
 
 
 def found(database: Database, settings: Settings) -> dict[str, Finding]:

@@ -2,8 +2,10 @@
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from healthy import age_file, ended_job
 
@@ -20,6 +22,7 @@ NOBODY = 2**22 - 1
 def _own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr("jobs.upkeep.leftovers.socket_folders", lambda: [tmp_path / "scratch"])  # not the machine's
 
 
 def found(database: Database, settings: Settings) -> dict[str, Finding]:
@@ -93,6 +96,24 @@ def test_a_submits_scratch_folder_is_left_while_a_process_has_a_file_in_it_open(
         assert examine(database, settings).is_healthy
     age_file(scratch / "rows.arrow")
     assert found(database, settings)["nothing is left half-written"].example == str(scratch)
+
+
+def test_a_readers_socket_folder_is_left_while_its_process_lives(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server listens there for as long as the API runs: days."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    folders = {}
+    for name, pid in (("mine", os.getpid()), ("dead", 999_999_999), ("young", 999_999_999)):
+        folders[name] = tmp_path / "scratch" / f"forq-reader-{pid}-{name}"
+        folders[name].mkdir(parents=True)
+    began_s = psutil.Process().create_time()
+    old_s = time.time() - 2 * leftovers.OLD_S
+    os.utime(folders["dead"], (old_s, old_s))
+    monkeypatch.setattr(leftovers, "OLD_S", time.time() - began_s - 1)  # what this process wrote at its start is old
+    os.utime(folders["mine"], (began_s + 0.5, began_s + 0.5))
+    found = [left.path for left in leftovers.dead_temporaries(settings)]
+    assert [path for path in found if path.parent == tmp_path / "scratch"] == [folders["dead"]]
 
 
 def test_no_file_is_unnamed_where_the_database_has_no_job(database: Database, settings: Settings) -> None:
