@@ -1,6 +1,6 @@
 """What a training run is told. Defaults are the paper's (appendix A, table 5), where it says something."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,16 +92,6 @@ class TrainingOptions:
     def fingerprint(self) -> dict[str, Any]:
         """What must be the same for a run to go on, but for the files' contents."""
         return {k: v for k, v in asdict(self).items() if k not in FREE | PATHS}
-
-
-def first_difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Say which option a resumed run was given otherwise, or None. What `before` does not know had its default."""
-    defaults = {f.name: f.default for f in fields(TrainingOptions)}
-    for name, value in now.items():
-        old = before.get(name, defaults.get(name, value))
-        if old != value:
-            return f"{_flag(name)} was {old}, and is {value} now"
-    return None
 
 
 def _flag(name: str) -> str:

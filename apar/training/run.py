@@ -19,10 +19,11 @@ import torch
 from apar import files
 from apar.errors import AparError, InputError
 from apar.training import adapter, checkpoints, data
+from apar.training.claims import claim, contents_of, refuse_another_run
 from apar.training.interrupts import Interrupts
 from apar.training.log import Log
 from apar.training.model import HeldOut, TrainedModel
-from apar.training.options import TrainingOptions, first_difference
+from apar.training.options import TrainingOptions
 from apar.training.packing import pack
 from apar.training.sampling import Sampler, take
 from apar.training.vocabulary import Vocabulary
@@ -74,14 +75,14 @@ def train(options: TrainingOptions, report: Report = lambda event: None) -> Trai
         if processes.is_main_process:
             lock.acquire(timeout=0)
         done = files.read_json(options.out / "result.json")
-        contents = {"base": files.digest(options.base / "config.json"), "data": files.digest(options.data)}
-        _refuse_another_run(options, contents)
+        contents = contents_of(options)
+        refuse_another_run(options, contents)
         if done is not None:
             return TrainingResult(**{**done, **{k: done[k] and Path(done[k]) for k in ("out", "model", "adapter")}})
         with adapter.no_bars():
             run = _Run(options, processes, report)
             if processes.is_main_process:
-                _claim(options, contents)  # only now: a run that could not begin should not bind the next one
+                claim(options, contents)  # only now: a run that could not begin should not bind the next one
             return run.go()
     except Timeout:
         raise AparError(f"another process is training in {options.out}: wait for it, or give another --out") from None
@@ -102,26 +103,6 @@ def learning_rate(step: int, steps: int, warmup: float) -> float:
     if step < rising:
         return (step + 1) / rising
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
-
-
-def _refuse_another_run(options: TrainingOptions, contents: dict[str, str]) -> None:
-    before = files.read_json(options.out / "options.json")
-    if before is None:
-        return
-    difference = first_difference(before["options"], options.fingerprint())
-    for name, digest in contents.items():
-        if difference is None and before["contents"][name] != digest:
-            difference = f"--{name} holds something else than when the run began"
-    if difference is not None:
-        raise InputError(f"{options.out} holds a run with other options: {difference}; give the same, or another --out")
-
-
-def _claim(options: TrainingOptions, contents: dict[str, str]) -> None:
-    """Note which run this folder holds."""
-    path = options.out / "options.json"
-    if files.read_json(path) is None:
-        places = {"base": str(options.base), "data": str(options.data)}
-        files.write_json(path, {"options": options.fingerprint(), "contents": contents, **places})
 
 
 class _Run:

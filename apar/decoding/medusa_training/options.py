@@ -73,13 +73,5 @@ class MedusaTrainingOptions:
         return {name: value for name, value in asdict(self).items() if name not in FREE | PATHS}
 
 
-def first_difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Say which option a resumed run was given otherwise, or None."""
-    for name, value in now.items():
-        if before.get(name, value) != value:
-            return f"{_flag(name)} was {before[name]}, and is {value} now"
-    return None
-
-
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")

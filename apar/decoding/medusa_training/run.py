@@ -18,10 +18,11 @@ import torch
 from apar import files
 from apar.decoding.medusa_training import curves, data
 from apar.decoding.medusa_training.model import TrainedHeads
-from apar.decoding.medusa_training.options import MedusaTrainingOptions, first_difference
+from apar.decoding.medusa_training.options import MedusaTrainingOptions
 from apar.errors import AparError, InputError
 from apar.training import checkpoints
 from apar.training.adapter import no_bars
+from apar.training.claims import claim, contents_of, refuse_another_run
 from apar.training.interrupts import Interrupts
 from apar.training.log import Log
 from apar.training.packing import Row, pack
@@ -58,39 +59,19 @@ def train_heads(options: MedusaTrainingOptions, report: Report = lambda event: N
     lock = FileLock(options.out / ".lock")
     try:
         lock.acquire(timeout=0)
-        contents = {"base": files.digest(options.base / "config.json"), "data": files.digest(options.data)}
-        _refuse_another_run(options, contents)
+        contents = contents_of(options)
+        refuse_another_run(options, contents)
         done = files.read_json(options.out / "result.json")
         if done is not None:
             return MedusaTrainingResult(**{**done, "out": Path(done["out"]), "heads": Path(done["heads"])})
         with no_bars():
             run = _Run(options, report)
-            _claim(options, contents)  # only now: a run that could not begin should not bind the next one
+            claim(options, contents)  # only now: a run that could not begin should not bind the next one
             return run.go()
     except Timeout:
         raise AparError(f"another process is training in {options.out}: wait for it, or give another --out") from None
     finally:
         lock.release()
-
-
-def _refuse_another_run(options: MedusaTrainingOptions, contents: dict[str, str]) -> None:
-    before = files.read_json(options.out / "options.json")
-    if before is None:
-        return
-    difference = first_difference(before["options"], options.fingerprint())
-    for name, digest in contents.items():
-        if difference is None and before["contents"].get(name) != digest:
-            difference = f"--{name} holds something else than when the run began"
-    if difference is not None:
-        raise InputError(f"{options.out} holds a run with other options: {difference}; give the same, or another --out")
-
-
-def _claim(options: MedusaTrainingOptions, contents: dict[str, str]) -> None:
-    """Note which run this folder holds."""
-    path = options.out / "options.json"
-    if files.read_json(path) is None:
-        places = {"base": str(options.base), "data": str(options.data)}
-        files.write_json(path, {"options": options.fingerprint(), "contents": contents, **places})
 
 
 class _Run:
