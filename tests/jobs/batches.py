@@ -1,5 +1,6 @@
 """Small jobs for tests: files to submit, and a stand-in for the worker that answers them without an engine."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -206,3 +207,15 @@ def _tiles(shards: Iterable[Any], num_rows: int) -> list[tuple[int, int]]:
         tiles.append((start, start + size))
         start += size
     return tiles
+
+
+def prompts_of(database: Database, submitted: Submitted) -> list[Any]:
+    return [
+        json.loads(row.payload) if row.payload else row.error_code for row in requests_of(database, submitted.job_id)
+    ]
+
+
+def raw_strings(values: list[bytes | None], kind: pa.DataType | None = None) -> pa.Array:
+    """A string column from bytes that nobody checked, as a careless writer makes it."""
+    binary = pa.array(values, pa.large_binary() if kind == pa.large_string() else pa.binary())
+    return pa.Array.from_buffers(kind or pa.string(), len(binary), binary.buffers())
