@@ -28,6 +28,8 @@ from db.clock import UtcDateTime
 
 _BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only INTEGER primary keys
 _Ulid = String(26)
+_OpenAiId = String(40)
+"""`file-` or `batch_` and a ULID."""
 DEFAULT_TENANT = "default"
 """Whose jobs are those of the command line, the drop folder, and an API without keys."""
 MAX_TENANT_CHARS = 63
@@ -79,6 +81,8 @@ class Job(Base):
     num_cancelled: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     output_tokens: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     error: Mapped[str | None] = mapped_column(Text)
+    recipe: Mapped[str | None] = mapped_column(Text)
+    """The recipe file it was made from, as it was."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -169,6 +173,12 @@ class Output(Base):
     finish_reason: Mapped[str | None] = mapped_column(String(16))
     prompt_tokens: Mapped[int] = mapped_column(Integer)
     output_tokens: Mapped[int] = mapped_column(Integer)
+    turns: Mapped[str | None] = mapped_column(Text)
+    """JSON text: the answers before this one, of a row with several turns."""
+    logprobs: Mapped[str | None] = mapped_column(Text)
+    """JSON text: log probabilities of the answer's tokens, where they were asked for."""
+    cached_tokens: Mapped[int | None] = mapped_column(Integer)
+    """Prompt tokens that the engine's prefix cache served; null where the engine does not say."""
 
 
 class RequestStats(Base):
@@ -240,6 +250,60 @@ class Worker(Base):
     heartbeat_at: Mapped[datetime] = mapped_column(UtcDateTime)
     exited_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     exit_reason: Mapped[str | None] = mapped_column(Text)
+
+
+class File(Base):
+    """A file of the OpenAI-compatible API: uploaded input, or a batch's output."""
+
+    __tablename__ = "files"
+    __table_args__ = (Index("ix_files_tenant_id", "tenant", "id"), Index("ix_files_data_key", "data_key"))
+
+    id: Mapped[str] = mapped_column(_OpenAiId, primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(MAX_TENANT_CHARS))
+    filename: Mapped[str] = mapped_column(String(255))
+    purpose: Mapped[str] = mapped_column(String(32))
+    num_bytes: Mapped[int] = mapped_column(BigInteger)
+    data_key: Mapped[str] = mapped_column(String(100))
+    """Its name in the data store; several files, and jobs, may share it."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Batch(Base):
+    """A batch of the OpenAI-compatible API: a job, with the states and times of that contract."""
+
+    __tablename__ = "batches"
+    __table_args__ = (
+        Index("ix_batches_tenant_id", "tenant", "id"),
+        Index("ix_batches_job_id", "job_id"),
+        Index("ix_batches_fingerprint", "fingerprint"),
+    )
+
+    id: Mapped[str] = mapped_column(_OpenAiId, primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(MAX_TENANT_CHARS))
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="SET NULL"))
+    """Null until the input file has been checked, and after the job was purged."""
+    state: Mapped[str] = mapped_column(String(16))
+    input_file_id: Mapped[str] = mapped_column(_OpenAiId)
+    endpoint: Mapped[str] = mapped_column(String(40))
+    completion_window: Mapped[str] = mapped_column(String(16))
+    labels: Mapped[dict[str, str] | None] = mapped_column(JSON)
+    """The client's `metadata`."""
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    """Of tenant, file, endpoint and body: a repeated creation finds the first one's batch."""
+    options: Mapped[dict[str, Any]] = mapped_column(JSON)
+    errors: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON)
+    output_file_id: Mapped[str | None] = mapped_column(_OpenAiId)
+    error_file_id: Mapped[str | None] = mapped_column(_OpenAiId)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    in_progress_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    finalizing_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    completed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    failed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    expired_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    cancelling_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    cancelled_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class ApiKey(Base):
