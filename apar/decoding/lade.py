@@ -8,12 +8,11 @@ first token and verified when the path ends with it.
 Source: the Lookahead Decoding paper (arXiv 2402.02057) and its authors' public description, with their defaults.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 
 from apar.decoding.drafting import NO_PARENT, Draft, Outcome
-from apar.decoding.errors import DecodingError
+from apar.decoding.pooled import PooledDrafter, PooledDrafting, check_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +25,7 @@ class LadeOptions:
     """G: n-grams kept under a token, and verified in one forward."""
 
     def __post_init__(self) -> None:
-        for field, least in (("window", 1), ("ngram", 3), ("guesses", 1)):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise DecodingError(f"lade's {field} is {value!r}: use a whole number, at least {least}")
+        check_whole("lade", self, window=1, ngram=3, guesses=1)
 
 
 class NgramPool:
@@ -51,37 +47,17 @@ class NgramPool:
         return list(reversed(self._ngrams.get(key, {})))
 
 
-class LadeDrafting:
-    def __init__(self, options: LadeOptions, eos_token_ids: Collection[int]) -> None:
-        self._options = options
-        self._eos_token_ids = frozenset(eos_token_ids)
+class LadeDrafter(PooledDrafter[LadeOptions, NgramPool]):
+    @staticmethod
+    def make_pool(options: LadeOptions) -> NgramPool:
+        return NgramPool(options.guesses)
 
-    def start(self, prompt_token_ids: Sequence[int], seed: int) -> "LadeDrafter":
-        pool = NgramPool(self._options.guesses)
-        random = Random(seed)  # noqa: S311  no secret depends on it
-        return LadeDrafter(self._options, self._eos_token_ids, pool, prompt_token_ids, random)
-
-
-class LadeDrafter:
-    needs_hidden = False
-
-    def __init__(
-        self,
-        options: LadeOptions,
-        eos_token_ids: frozenset[int],
-        pool: NgramPool,
-        path: Sequence[int],
-        random: Random,
-    ) -> None:
-        self._options = options
-        self._eos_token_ids = eos_token_ids
-        self._pool = pool
-        self._random = random
-        self._last_token = path[-1]
+    def _begin(self, path: Sequence[int]) -> None:
+        options = self._options
         # An EOS in the window would have the model guess what follows the end.
-        self._fillers = [token_id for token_id in path if token_id not in eos_token_ids] or [path[-1]]
+        self._fillers = [token_id for token_id in path if token_id not in self._eos_token_ids] or [path[-1]]
         # The first level is longer by a column for each that is still to come: each costs the others one.
-        first = random.choices(self._fillers, k=options.window + options.ngram - 3)
+        first = self._random.choices(self._fillers, k=options.window + options.ngram - 3)
         self._levels: list[list[int]] = [first]
         """Level 0 without column 0; the others whole."""
 
@@ -115,12 +91,12 @@ class LadeDrafter:
             self._levels = [self._levels[1][1:], *self._levels[2:], made]
         self._last_token = outcome.path[-1]
 
-    def fork(self, path: Sequence[int]) -> "LadeDrafter":
-        random = Random(self._random.getrandbits(64))  # noqa: S311
-        return LadeDrafter(self._options, self._eos_token_ids, self._pool, path, random)
-
     def _keep_ngrams(self, last_level: Sequence[int]) -> None:
         firsts = [self._last_token, *self._levels[0]]
         for key, *rest in zip(firsts, *self._levels[1:], last_level, strict=True):
             if key not in self._eos_token_ids:
                 self._pool.add(key, tuple(rest))
+
+
+class LadeDrafting(PooledDrafting[LadeOptions, NgramPool]):
+    drafter = LadeDrafter

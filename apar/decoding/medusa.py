@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from apar.decoding.drafting import NO_PARENT, Draft, Outcome
-from apar.decoding.errors import DecodingError
 from apar.decoding.medusa_heads import MedusaHeads
+from apar.decoding.pooled import check_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,7 @@ class MedusaOptions:
     """Of a candidate tree."""
 
     def __post_init__(self) -> None:
-        for name in ("top_k", "max_nodes"):
-            if getattr(self, name) < 1:
-                raise DecodingError(f"{name} is {getattr(self, name)}: use at least 1")
+        check_whole("medusa", self, top_k=1, max_nodes=1)
 
 
 class MedusaDrafting:

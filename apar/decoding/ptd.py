@@ -7,13 +7,12 @@ future without fixed places: however far the path came, the tree moves behind it
 Source: PTD paper, section 3; what it leaves open follows its authors' public description.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 
 from apar.decoding.draft_pool import DraftPool, Trie
 from apar.decoding.drafting import NO_PARENT, Draft, Outcome
-from apar.decoding.errors import DecodingError
+from apar.decoding.pooled import PooledDrafter, PooledDrafting, check_whole
 from apar.decoding.ptd_tree import DraftingTree
 
 NUM_SEEDS = 2
@@ -33,10 +32,7 @@ class PtdOptions:
     """Nodes kept behind one key token: the largest candidate tree."""
 
     def __post_init__(self) -> None:
-        for field, least in (("width", 1), ("depth", 1), ("max_nodes", 8), ("pool_nodes", 1)):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise DecodingError(f"ptd's {field} is {value!r}: use a whole number, at least {least}")
+        check_whole("ptd", self, width=1, depth=1, max_nodes=8, pool_nodes=1)
 
     @property
     def max_candidates(self) -> int:
@@ -44,35 +40,15 @@ class PtdOptions:
         return min(self.pool_nodes, self.max_nodes // 2)
 
 
-class PtdDrafting:
-    def __init__(self, options: PtdOptions, eos_token_ids: Collection[int]) -> None:
-        self._options = options
-        self._eos_token_ids = frozenset(eos_token_ids)
+class PtdDrafter(PooledDrafter[PtdOptions, DraftPool]):
+    @staticmethod
+    def make_pool(options: PtdOptions) -> DraftPool:
+        return DraftPool(options.pool_nodes)
 
-    def start(self, prompt_token_ids: Sequence[int], seed: int) -> "PtdDrafter":
-        pool = DraftPool(self._options.pool_nodes)
-        random = Random(seed)  # noqa: S311  no secret depends on it
-        return PtdDrafter(self._options, self._eos_token_ids, pool, prompt_token_ids, random)
-
-
-class PtdDrafter:
-    needs_hidden = False
-
-    def __init__(
-        self,
-        options: PtdOptions,
-        eos_token_ids: frozenset[int],
-        pool: DraftPool,
-        path: Sequence[int],
-        random: Random,
-    ) -> None:
-        self._options = options
-        self._eos_token_ids = eos_token_ids
-        self._pool = pool
-        self._random = random
-        self._last_token = path[-1]
+    def _begin(self, path: Sequence[int]) -> None:
+        options = self._options
         self._tree = DraftingTree(
-            options.width, options.depth, options.max_nodes - options.max_candidates, eos_token_ids
+            options.width, options.depth, options.max_nodes - options.max_candidates, self._eos_token_ids
         )
         self._tree.seed(self._seeds(path))
 
@@ -97,11 +73,6 @@ class PtdDrafter:
                 self._pool.merge(key, trie)
         self._last_token = outcome.path[-1]
 
-    def fork(self, path: Sequence[int]) -> "PtdDrafter":
-        """A child drafts a tree of its own, for its path is another; what is in the pool may come in both."""
-        random = Random(self._random.getrandbits(64))  # noqa: S311
-        return PtdDrafter(self._options, self._eos_token_ids, self._pool, path, random)
-
     def _verified(self, outcome: Outcome) -> list[tuple[int, Trie]]:
         """Per candidate, and first for the path's last token, its token and what is behind it with the predictions."""
         draft = outcome.draft
@@ -120,3 +91,7 @@ class PtdDrafter:
         firsts = self._random.sample(firsts, min(NUM_SEEDS, self._options.width, len(firsts)))
         longest = min(LONGEST_SEED, self._options.depth)  # a longer one would have to step at once
         return [[first, *self._random.choices(tokens, k=self._random.randrange(longest))] for first in firsts]
+
+
+class PtdDrafting(PooledDrafting[PtdOptions, DraftPool]):
+    drafter = PtdDrafter

@@ -1,27 +1,13 @@
 """A folder holds one run: what it was told and what it read are noted there, and another run is refused."""
 
-from dataclasses import Field, fields
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from dataclasses import fields
+from typing import Any
 
 from apar import files
 from apar.errors import InputError
+from apar.training.run_options import RunOptions, flag
 
 _NOTE = "options.json"
-
-
-class RunOptions(Protocol):
-    """A dataclass with these."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def base(self) -> Path: ...
-    @property
-    def data(self) -> Path: ...
-    @property
-    def out(self) -> Path: ...
-    def fingerprint(self) -> dict[str, Any]: ...
 
 
 def contents_of(options: RunOptions) -> dict[str, str]:
@@ -59,5 +45,5 @@ def _first_difference(before: dict[str, Any], options: RunOptions) -> str | None
     for name, value in options.fingerprint().items():
         old = before.get(name, defaults[name])
         if old != value:
-            return f"--{name.replace('_', '-')} was {old}, and is {value} now"
+            return f"{flag(name)} was {old}, and is {value} now"
     return None

@@ -4,14 +4,15 @@ Reads columns prompt, response and `nodes` (and `finish_reason`, where there is 
 Prompts are texts, or lists of messages with role and content.
 """
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from apar.errors import InputError
 from apar.training.options import TrainingOptions
+from apar.training.rows import by_prompt, left_out, num_held_out, read_rows
 from apar.training.sequences import AnswerNode, TreeSequence, linearise
 from apar.training.vocabulary import Vocabulary
 
@@ -48,56 +49,19 @@ def load(options: TrainingOptions, vocabulary: Vocabulary) -> TrainingData:
         InputError: no such file, a column is missing, or nothing is left to learn forking from.
     """
     data = TrainingData()
-    by_prompt: dict[bytes, list[TreeSequence]] = {}
-    for number, row in enumerate(_rows(options)):
-        if row["nodes"] is None:
-            data.skipped["dropped by extraction"] += 1
-            continue
-        try:
-            tree = _tree(row, options, vocabulary)
-        except ValueError as error:
-            raise InputError(f"row {number} of {options.data}: {error}: mend the row, or extract anew") from None
-        if tree is None:
-            data.skipped["no prompt or no answer"] += 1
-        elif len(tree) > options.most_tokens:
-            data.skipped[f"longer than {options.most_tokens} tokens"] += 1
-        else:
-            key = hashlib.blake2b(f"{options.seed}/{row[options.prompt_column]!r}".encode(), digest_size=16).digest()
-            by_prompt.setdefault(key, []).append(tree)
-    _split(data, by_prompt, options.eval_share)
+    rows = read_rows(options, ("nodes", "finish_reason"), partial(_check_nodes, options))
+    groups = by_prompt(options, rows, lambda row: _tree(row, options, vocabulary), data.skipped)
+    _split(data, groups, options.eval_share)
     _check(data, options)
     return data
 
 
-def _rows(options: TrainingOptions) -> Iterator[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(options.data)
-    except FileNotFoundError:
-        raise InputError(f"{options.data} does not exist: give the Parquet file of `forq data extract`") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{options.data} is no Parquet file: {str(error).splitlines()[0][:200]}") from None
-    with file:
-        columns = file.schema_arrow.names
-        if "nodes" not in columns:
-            raise InputError(f"{options.data} has no column nodes: run `forq data extract` first")
-        for flag, name in (("prompt", options.prompt_column), ("response", options.response_column)):
-            if name not in columns:
-                raise InputError(
-                    f"{options.data} has no column {name}: give --{flag}-column, one of {', '.join(columns)}"
-                )
-        _check_nodes(options, file.schema_arrow.field("nodes").type)
-        wanted = [options.prompt_column, options.response_column, "nodes"]
-        wanted += [name for name in ("finish_reason",) if name in columns]
-        for batch in file.iter_batches(1024, columns=wanted):
-            yield from batch.to_pylist()
-
-
-def _check_nodes(options: TrainingOptions, found: Any) -> None:
+def _check_nodes(options: TrainingOptions, schema: Any) -> None:
     import pyarrow as pa
 
+    if "nodes" not in schema.names:
+        raise InputError(f"{options.data} has no column nodes: run `forq data extract` first")
+    found = schema.field("nodes").type
     node = found.value_type if pa.types.is_list(found) or pa.types.is_large_list(found) else None
     names = [field.name for field in node] if node is not None and pa.types.is_struct(node) else []
     missing = sorted({"first_child", "next_sibling", "text"} - set(names))
@@ -150,26 +114,19 @@ def _restored(nodes: Sequence[dict[str, Any]]) -> str:
     return "".join(texts)
 
 
-def _split(data: TrainingData, by_prompt: dict[bytes, list[TreeSequence]], eval_share: float) -> None:
-    """Hold out whole prompts, so that no answer to a held-out prompt is learned from.
-
-    Which ones depends on prompts and seed alone; structured and unstructured ones are held out alike.
-    """
-    groups = [by_prompt[key] for key in sorted(by_prompt)]
+def _split(data: TrainingData, groups: Sequence[list[TreeSequence]], eval_share: float) -> None:
+    """Hold out whole prompts, structured and unstructured ones alike."""
     for structured in (True, False):
         mine = [group for group in groups if group[0].is_structured is structured]
-        num_held_out = round(eval_share * len(mine))
-        if eval_share > 0 and len(mine) > 1:
-            num_held_out = max(num_held_out, 1)
-        data.held_out += [tree for group in mine[:num_held_out] for tree in group][:MOST_HELD_OUT]
+        number = num_held_out(mine, eval_share)
+        data.held_out += [tree for group in mine[:number] for tree in group][:MOST_HELD_OUT]
         # An answer of the other sort to the same prompt goes where the prompt goes.
-        for tree in (tree for group in mine[num_held_out:] for tree in group):
+        for tree in (tree for group in mine[number:] for tree in group):
             (data.structured if tree.is_structured else data.unstructured).append(tree)
 
 
 def _check(data: TrainingData, options: TrainingOptions) -> None:
-    skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(data.skipped.items()))
-    left = f" ({skipped} left out)" if skipped else ""
+    left = left_out(data.skipped)
     if not data.trees:
         raise InputError(f"{options.data} has no answer to learn from{left}")
     if options.structured_share > 0 and not data.structured:

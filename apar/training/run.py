@@ -9,37 +9,24 @@ Several processes (accelerate's or torchrun's launcher) share each batch's rows 
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from apar import files
-from apar.errors import AparError, InputError
-from apar.training import adapter, checkpoints, data
+from apar.errors import InputError
+from apar.training import adapter, data
 from apar.training.claims import claim, contents_of, refuse_another_run
 from apar.training.interrupts import Interrupts
 from apar.training.log import Log
+from apar.training.loop import Event, Report, TrainingLoop, check_base, locked
 from apar.training.model import HeldOut, TrainedModel
 from apar.training.options import TrainingOptions
 from apar.training.packing import pack
 from apar.training.sampling import Sampler, take
 from apar.training.vocabulary import Vocabulary
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something worth showing while a run goes on."""
-
-    text: str
-    step: int | None = None
-    steps: int | None = None
-    figures: dict[str, Any] = field(default_factory=dict)
-
-
-Report = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +51,10 @@ def train(options: TrainingOptions, report: Report = lambda event: None) -> Trai
         InputError: the base, the data or an option cannot be used; or `out` holds a run with other options.
     """
     from accelerate import PartialState
-    from filelock import FileLock, Timeout
 
     processes = PartialState(cpu=not torch.cuda.is_available())
-    if not (options.base / "config.json").is_file():
-        raise InputError(f"{options.base} is no model folder: it has no config.json")
-    options.out.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(options.out / ".lock")
-    try:
-        if processes.is_main_process:
-            lock.acquire(timeout=0)
+    check_base(options.base)
+    with locked(options.out, here=bool(processes.is_main_process)):
         done = files.read_json(options.out / "result.json")
         contents = contents_of(options)
         refuse_another_run(options, contents)
@@ -84,10 +65,6 @@ def train(options: TrainingOptions, report: Report = lambda event: None) -> Trai
             if processes.is_main_process:
                 claim(options, contents)  # only now: a run that could not begin should not bind the next one
             return run.go()
-    except Timeout:
-        raise AparError(f"another process is training in {options.out}: wait for it, or give another --out") from None
-    finally:
-        lock.release()
 
 
 def is_main_process() -> bool:
@@ -97,20 +74,10 @@ def is_main_process() -> bool:
     return bool(PartialState(cpu=not torch.cuda.is_available()).is_main_process)
 
 
-def learning_rate(step: int, steps: int, warmup: float) -> float:
-    """The part of the full rate that a step has: a linear rise over the warm-up, then half a cosine down to 0."""
-    rising = math.ceil(warmup * steps)
-    if step < rising:
-        return (step + 1) / rising
-    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
-
-
-class _Run:
+class _Run(TrainingLoop[TrainingOptions, TrainingResult]):
     def __init__(self, options: TrainingOptions, processes: Any, report: Report) -> None:
-        self.options = options
+        super().__init__(options, report, is_main=bool(processes.is_main_process))
         self.processes = processes
-        self.is_main = bool(processes.is_main_process)
-        self.report = report if self.is_main else lambda event: None
         self.report(Event(f"reading {options.data}"))
         self.vocabulary = Vocabulary(options.base, options.fork_text, options.child_text)
         self.data = data.load(options, self.vocabulary)
@@ -130,47 +97,8 @@ class _Run:
         self.optimizer = torch.optim.AdamW(
             self.model.groups(options.lr, options.weight_decay), lr=options.lr, fused=True
         )
-        self.step = 0
-        self.tokens = 0
-        """Tokens of this run of the program, and the seconds they took."""
-        self.seconds = 0.0
 
-    def go(self) -> TrainingResult:
-        folder = self.options.out / "checkpoints"
-        found = checkpoints.latest(folder)
-        if found is not None:
-            self.step, state = found
-            self.model.load_state(state["weights"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.report(Event(f"going on behind step {self.step} of {self.steps}"))
-        log = Log(self.options.out / "log.jsonl", self.step) if self.is_main else None
-        eval_every = self.options.eval_every or max(1, self.steps // 10)
-        saved = self.step if found else None
-        with Interrupts() as interrupts:
-            if log is not None and self.step == 0:
-                self._evaluate(log)
-            while self.step < self.steps:
-                line = self._one_step(interrupts)
-                if line is None:
-                    if saved != self.step:
-                        self._save(folder)
-                    return self._result(finished=False)
-                self.step += 1
-                if log is not None:
-                    log.write(**line)
-                    if self.step % eval_every == 0 or self.step == self.steps:
-                        self._evaluate(log)
-                        log.draw(self.options.out / "loss.png")
-                self.report(Event("", self.step, self.steps, line))
-                if self.step % self.options.save_every == 0 or self.step == self.steps:
-                    self._save(folder)
-                    saved = self.step
-        if self.is_main:
-            self._write()
-        self.processes.wait_for_everyone()
-        return self._result(finished=True)
-
-    def _one_step(self, interrupts: Interrupts) -> dict[str, Any] | None:
+    def _learn(self, interrupts: Interrupts) -> dict[str, Any] | None:
         """Learn from one batch; None, with the weights as they were, when asked to stop in the middle."""
         options, began = self.options, time.perf_counter()
         # Dropout, where a model has any, is then the same however often the run was stopped.
@@ -188,20 +116,13 @@ class _Run:
             loss += summed.detach()
         if self._shared(loss, interrupts):
             return None
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.max_grad_norm)
-        if not math.isfinite(norm.item()):
-            raise AparError(f"the gradient of step {self.step + 1} is {norm.item()}: lower --lr, or use --dtype fp32")
-        rate = learning_rate(self.step, self.steps, options.warmup)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["rate"] * rate
+        norm = self._clip(self.model.parameters())
+        rate = self._rate()
         self.model.update(self.optimizer)
-        tokens = sum(row.num_tokens for row in rows)
-        seconds = time.perf_counter() - began
-        self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
+        timed = self._timed(sum(row.num_tokens for row in rows), time.perf_counter() - began)
         return {
-            "step": self.step + 1, "loss": loss.item(), "grad_norm": norm.item(), "lr": options.lr * rate,
-            "row_lr": options.row_rate * rate, "answers": len(trees), "tokens": tokens, "labels": num_labels,
-            "seconds": round(seconds, 3),
+            "step": self.step + 1, "loss": loss.item(), "grad_norm": norm, "lr": options.lr * rate,
+            "row_lr": options.row_rate * rate, "answers": len(trees), "labels": num_labels, **timed,
         }  # fmt: skip
 
     def _shared(self, loss: torch.Tensor, interrupts: Interrupts) -> bool:
@@ -226,16 +147,20 @@ class _Run:
             start = end
         return bool(flat[1] > 0)
 
-    def _evaluate(self, log: Log) -> None:
+    def _held_out(self) -> tuple[Any, str] | None:
         figures = self.model.evaluate(self.held_out_rows)
-        if figures is not None:
-            log.write(step=self.step, held_out=asdict(figures))
-            self.report(Event(_told(figures), self.step, self.steps, asdict(figures)))
+        return None if figures is None else (asdict(figures), _told(figures))
 
-    def _save(self, folder: Path) -> None:
-        if self.is_main:
-            state = {"weights": self.model.state(), "optimizer": self.optimizer.state_dict()}
-            checkpoints.save(folder, self.step, state)
+    def _draw(self, log: Log, path: Path) -> None:
+        log.draw(path)
+
+    def _weights(self) -> dict[str, Any]:
+        return self.model.state()
+
+    def _load_weights(self, weights: dict[str, Any]) -> None:
+        self.model.load_state(weights)
+
+    def _wait(self) -> None:
         self.processes.wait_for_everyone()
 
     def _write(self) -> None:
@@ -254,7 +179,6 @@ class _Run:
 
     def _result(self, *, finished: bool) -> TrainingResult:
         out = self.options.out
-        held_out = [line["held_out"] for line in Log.read(out / "log.jsonl") if "held_out" in line]
         return TrainingResult(
             finished,
             self.step,
@@ -262,7 +186,7 @@ class _Run:
             out,
             out / "model" if finished else None,
             out / "adapter" if finished and self.options.method == "lora" else None,
-            held_out[-1] if held_out else None,
+            self.last_held_out(),
             {
                 "structured": len(self.data.structured),
                 "unstructured": len(self.data.unstructured),
@@ -270,7 +194,7 @@ class _Run:
                 "left_out": dict(self.data.skipped),
                 "tree_tokens": self.data.num_tokens,
                 "path_tokens": self.data.num_path_tokens,
-                "tokens_per_s": round(self.tokens / self.seconds, 1) if self.seconds else None,
+                "tokens_per_s": self.tokens_per_s,
             },
         )
 

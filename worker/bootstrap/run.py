@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from apar.extraction.files import extract_file
 from apar.extraction.structure import TreeNode, attended_share
-from apar.training.run import Event, train
+from apar.training.loop import Event
+from apar.training.run import train
 from db.session import Database
 from jobs import store
 from jobs.console import Advance

@@ -5,9 +5,7 @@ see what they will see, [Fork] and details included. Any other answer is one pla
 in a column `finish_reason` or `forq_finish_reason`, marks a cut answer, whose end is no end to learn.
 """
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from apar import files
 from apar.decoding.medusa_training.options import MedusaTrainingOptions
 from apar.errors import InputError
 from apar.options import engine_options
+from apar.training.rows import by_prompt, left_out, num_held_out, read_rows
 from apar.training.sequences import AnswerNode, TreeSequence, linearise
 from apar.training.vocabulary import Vocabulary
 
@@ -72,51 +71,14 @@ def load(options: MedusaTrainingOptions, vocabulary: Vocabulary, *, forks: bool)
         InputError: no such file, a column is missing, or nothing is left to learn from.
     """
     data = MedusaData()
-    by_prompt: dict[bytes, list[TreeSequence]] = {}
-    for number, row in enumerate(_rows(options, forks)):
-        if "nodes" in row and row["nodes"] is None:
-            data.skipped["dropped by extraction"] += 1
-            continue
-        try:
-            tree = _tree(row, options, vocabulary)
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"row {number} of {options.data}: {error}: mend the row, or extract anew") from None
-        if tree is None:
-            data.skipped["no prompt or no answer"] += 1
-        elif len(tree) > options.most_tokens:
-            data.skipped[f"longer than {options.most_tokens} tokens"] += 1
-        else:
-            key = hashlib.blake2b(f"{options.seed}/{row[options.prompt_column]!r}".encode(), digest_size=16).digest()
-            by_prompt.setdefault(key, []).append(tree)
-    _split(data, by_prompt, options.eval_share)
+    rows = read_rows(options, (*(("nodes",) if forks else ()), *FINISH_COLUMNS))
+    groups = by_prompt(options, rows, lambda row: _tree(row, options, vocabulary), data.skipped)
+    number = num_held_out(groups, options.eval_share)
+    data.held_out = [tree for group in groups[:number] for tree in group][:MOST_HELD_OUT]
+    data.learned = [tree for group in groups[number:] for tree in group]
     if not data.learned:
-        skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(data.skipped.items()))
-        raise InputError(f"{options.data} has no answer to learn from{f' ({skipped} left out)' if skipped else ''}")
+        raise InputError(f"{options.data} has no answer to learn from{left_out(data.skipped)}")
     return data
-
-
-def _rows(options: MedusaTrainingOptions, forks: bool) -> Iterator[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(options.data)
-    except FileNotFoundError:
-        raise InputError(f"{options.data} does not exist: give a Parquet file of prompts and answers") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{options.data} is no Parquet file: {str(error).splitlines()[0][:200]}") from None
-    with file:
-        columns = file.schema_arrow.names
-        wanted = [options.prompt_column, options.response_column]
-        for flag, name in zip(("prompt", "response"), wanted, strict=True):
-            if name not in columns:
-                raise InputError(
-                    f"{options.data} has no column {name}: give --{flag}-column, one of {', '.join(columns)}"
-                )
-        wanted += ["nodes"] if forks and "nodes" in columns else []
-        wanted += [name for name in FINISH_COLUMNS if name in columns and name not in wanted]
-        for batch in file.iter_batches(1024, columns=wanted):
-            yield from batch.to_pylist()
 
 
 def _tree(row: dict[str, Any], options: MedusaTrainingOptions, vocabulary: Vocabulary) -> TreeSequence | None:
@@ -135,13 +97,3 @@ def _tree(row: dict[str, Any], options: MedusaTrainingOptions, vocabulary: Vocab
         vocabulary.eos_token_id,
         complete=not any(row.get(name) == "length" for name in FINISH_COLUMNS),
     )
-
-
-def _split(data: MedusaData, by_prompt: dict[bytes, list[TreeSequence]], eval_share: float) -> None:
-    """Hold out whole prompts; which ones depends on prompts and seed alone."""
-    groups: Sequence[list[TreeSequence]] = [by_prompt[key] for key in sorted(by_prompt)]
-    num_held_out = round(eval_share * len(groups))
-    if eval_share > 0 and len(groups) > 1:
-        num_held_out = max(num_held_out, 1)
-    data.held_out = [tree for group in groups[:num_held_out] for tree in group][:MOST_HELD_OUT]
-    data.learned = [tree for group in groups[num_held_out:] for tree in group]

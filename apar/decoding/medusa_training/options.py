@@ -1,77 +1,17 @@
 """What a training run of Medusa heads is told. Defaults are the paper's (appendix A, table 6), where it has any."""
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
 
-from apar.errors import InputError
-
-FREE = frozenset({"out", "save_every"})
-"""Options that may differ when a run is resumed: they change nothing about what is trained."""
-PATHS = frozenset({"base", "data"})
-"""Compared by what they hold, so that a folder may move between two runs."""
+from apar.training.run_options import RunOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaTrainingOptions:
-    base: Path
-    data: Path
-    out: Path
+class MedusaTrainingOptions(RunOptions):
     heads: int = 2
     layers: int = 2
-    steps: int = 2000
-    epochs: float | None = None
-    """Instead of steps."""
     lr: float = 1e-3
-    batch_size: int = 128
-    """Answers per step."""
-    row_tokens: int = 2048
-    """Tokens that run through the base at once."""
-    max_tokens: int | None = None
-    """Longer answers, with their prompts, are left out; None: `row_tokens`."""
     warmup: float = 0.1
-    """Part of the steps over which the rate rises."""
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    dtype: Literal["bf16", "fp32"] = "bf16"
-    eval_share: float = 0.02
-    eval_every: int | None = None
-    """Steps; None: a tenth of all."""
-    save_every: int = 100
-    prompt_column: str = "prompt"
-    response_column: str = "response"
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        least: dict[str, float] = {
-            "heads": 1, "layers": 0, "steps": 1, "batch_size": 1, "row_tokens": 8, "max_tokens": 8, "eval_every": 1,
-            "save_every": 1, "weight_decay": 0, "seed": 0,
-        }  # fmt: skip
-        for name, limit in least.items():
-            value = getattr(self, name)
-            if value is not None and not value >= limit:
-                raise InputError(f"{_flag(name)} is {value}: use at least {limit:g}")
-        for name in ("lr", "epochs", "max_grad_norm"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise InputError(f"{_flag(name)} is {value}: use a number above 0")
-        for name, most in (("warmup", 1), ("eval_share", 0.5)):
-            if not 0 <= getattr(self, name) <= most:
-                raise InputError(f"{_flag(name)} is {getattr(self, name)}: use 0 to {most}")
-        if self.max_tokens is not None and self.max_tokens > self.row_tokens:
-            raise InputError(
-                f"--max-tokens is {self.max_tokens}, a row holds {self.row_tokens} tokens: "
-                "raise --row-tokens or lower it"
-            )
-
-    @property
-    def most_tokens(self) -> int:
-        return self.max_tokens or self.row_tokens
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a run to go on, but for the files' contents."""
-        return {name: value for name, value in asdict(self).items() if name not in FREE | PATHS}
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        RunOptions.__post_init__(self)
+        self._check_least({"heads": 1, "layers": 0})

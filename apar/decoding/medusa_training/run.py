@@ -7,7 +7,6 @@ Lines of the log: {"step", "loss", "losses", "grad_norm", "lr", "answers", "toke
 (`losses` per head, `loss` their mean) and {"step", "held_out": [...]} for each evaluation, an entry per head.
 """
 
-import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,14 +18,13 @@ from apar import files
 from apar.decoding.medusa_training import curves, data
 from apar.decoding.medusa_training.model import TrainedHeads
 from apar.decoding.medusa_training.options import MedusaTrainingOptions
-from apar.errors import AparError, InputError
-from apar.training import checkpoints
+from apar.errors import InputError
 from apar.training.adapter import no_bars
 from apar.training.claims import claim, contents_of, refuse_another_run
 from apar.training.interrupts import Interrupts
 from apar.training.log import Log
+from apar.training.loop import Event, Report, TrainingLoop, check_base, locked
 from apar.training.packing import Row, pack
-from apar.training.run import Event, Report, learning_rate
 from apar.training.sampling import Sampler, take
 
 
@@ -51,14 +49,8 @@ def train_heads(options: MedusaTrainingOptions, report: Report = lambda event: N
     Raises:
         InputError: the base, the data or an option cannot be used; or `out` holds a run with other options.
     """
-    from filelock import FileLock, Timeout
-
-    if not (options.base / "config.json").is_file():
-        raise InputError(f"{options.base} is no model folder: it has no config.json")
-    options.out.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(options.out / ".lock")
-    try:
-        lock.acquire(timeout=0)
+    check_base(options.base)
+    with locked(options.out):
         contents = contents_of(options)
         refuse_another_run(options, contents)
         done = files.read_json(options.out / "result.json")
@@ -68,16 +60,11 @@ def train_heads(options: MedusaTrainingOptions, report: Report = lambda event: N
             run = _Run(options, report)
             claim(options, contents)  # only now: a run that could not begin should not bind the next one
             return run.go()
-    except Timeout:
-        raise AparError(f"another process is training in {options.out}: wait for it, or give another --out") from None
-    finally:
-        lock.release()
 
 
-class _Run:
+class _Run(TrainingLoop[MedusaTrainingOptions, MedusaTrainingResult]):
     def __init__(self, options: MedusaTrainingOptions, report: Report) -> None:
-        self.options = options
-        self.report = report
+        super().__init__(options, report)
         report(Event(f"reading {options.data}"))
         vocabulary, forks = data.vocabulary_of(options.base)
         self.data = data.load(options, vocabulary, forks=forks)
@@ -94,47 +81,10 @@ class _Run:
         self.model = TrainedHeads(options, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         self.model.check(Row(self.data.learned[:1]))
         self.parameters = list(self.model.heads.parameters())
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True
-        )
-        self.step = 0
-        self.tokens = 0
-        """Tokens of this run of the program, and the seconds they took."""
-        self.seconds = 0.0
+        groups = [{"params": self.parameters, "rate": options.lr}]
+        self.optimizer = torch.optim.AdamW(groups, lr=options.lr, weight_decay=options.weight_decay, fused=True)
 
-    def go(self) -> MedusaTrainingResult:
-        folder = self.options.out / "checkpoints"
-        found = checkpoints.latest(folder)
-        if found is not None:
-            self.step, state = found
-            self.model.heads.load_state_dict(state["weights"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.report(Event(f"going on behind step {self.step} of {self.steps}"))
-        log = Log(self.options.out / "log.jsonl", self.step)
-        eval_every = self.options.eval_every or max(1, self.steps // 10)
-        saved = self.step if found else None
-        with Interrupts() as interrupts:
-            if self.step == 0:
-                self._evaluate(log)
-            while self.step < self.steps:
-                line = self._one_step(interrupts)
-                if line is None:
-                    if saved != self.step:
-                        self._save(folder)
-                    return self._result(finished=False)
-                self.step += 1
-                log.write(**line)
-                if self.step % eval_every == 0 or self.step == self.steps:
-                    self._evaluate(log)
-                    curves.draw(log.lines, self.options.out / "loss.png")
-                self.report(Event("", self.step, self.steps, line))
-                if self.step % self.options.save_every == 0 or self.step == self.steps:
-                    self._save(folder)
-                    saved = self.step
-        self._write()
-        return self._result(finished=True)
-
-    def _one_step(self, interrupts: Interrupts) -> dict[str, Any] | None:
+    def _learn(self, interrupts: Interrupts) -> dict[str, Any] | None:
         """Learn from one batch; None, with the weights as they were, when asked to stop in the middle."""
         options, began = self.options, time.perf_counter()
         trees = take(self.sampler, self.step, self.data.learned, [])
@@ -149,31 +99,27 @@ class _Run:
             means = torch.stack([s / max(n, 1) for s, n in zip(self.model.losses(row), counts, strict=True)])
             means.sum().backward()
             losses += means.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, options.max_grad_norm)
-        if not math.isfinite(norm.item()):
-            raise AparError(f"the gradient of step {self.step + 1} is {norm.item()}: lower --lr, or use --dtype fp32")
-        rate = learning_rate(self.step, self.steps, options.warmup)
-        for group in self.optimizer.param_groups:
-            group["lr"] = options.lr * rate
+        norm = self._clip(self.parameters)
+        rate = self._rate()
         self.optimizer.step()
-        tokens = sum(row.num_tokens for row in rows)
-        seconds = time.perf_counter() - began
-        self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
+        timed = self._timed(sum(row.num_tokens for row in rows), time.perf_counter() - began)
         return {
-            "step": self.step + 1, "loss": losses.mean().item(), "losses": losses.tolist(), "grad_norm": norm.item(),
-            "lr": options.lr * rate, "answers": len(trees), "tokens": tokens, "labels": counts,
-            "seconds": round(seconds, 3),
+            "step": self.step + 1, "loss": losses.mean().item(), "losses": losses.tolist(), "grad_norm": norm,
+            "lr": options.lr * rate, "answers": len(trees), "labels": counts, **timed,
         }  # fmt: skip
 
-    def _evaluate(self, log: Log) -> None:
+    def _held_out(self) -> tuple[Any, str] | None:
         figures = self.model.evaluate(self.held_out_rows)
-        if figures:
-            log.write(step=self.step, held_out=figures)
-            self.report(Event(_told(figures), self.step, self.steps, {"held_out": figures}))
+        return (figures, _told(figures)) if figures else None
 
-    def _save(self, folder: Path) -> None:
-        state = {"weights": self.model.heads.state_dict(), "optimizer": self.optimizer.state_dict()}
-        checkpoints.save(folder, self.step, state)
+    def _draw(self, log: Log, path: Path) -> None:
+        curves.draw(log.lines, path)
+
+    def _weights(self) -> dict[str, Any]:
+        return dict(self.model.heads.state_dict())
+
+    def _load_weights(self, weights: dict[str, Any]) -> None:
+        self.model.heads.load_state_dict(weights)
 
     def _write(self) -> None:
         out = self.options.out
@@ -184,21 +130,20 @@ class _Run:
 
     def _result(self, *, finished: bool) -> MedusaTrainingResult:
         out = self.options.out
-        held_out = [line["held_out"] for line in Log.read(out / "log.jsonl") if "held_out" in line]
         return MedusaTrainingResult(
             finished,
             self.step,
             self.steps,
             out,
             out / "heads" if finished else None,
-            held_out[-1] if held_out else None,
+            self.last_held_out(),
             {
                 "answers": len(self.data.learned),
                 "trees": self.data.num_trees,
                 "held_out": len(self.data.held_out),
                 "left_out": dict(self.data.skipped),
                 "tokens": self.data.num_tokens,
-                "tokens_per_s": round(self.tokens / self.seconds, 1) if self.seconds else None,
+                "tokens_per_s": self.tokens_per_s,
             },
         )
 

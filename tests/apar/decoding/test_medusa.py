@@ -78,7 +78,7 @@ def test_no_path_that_was_left_out_is_likelier_than_one_in_the_tree(guesses: lis
 
 @pytest.mark.parametrize("options", [{"top_k": 0}, {"max_nodes": 0}])
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(DecodingError, match=r"is 0: use at least 1"):
+    with pytest.raises(DecodingError, match=r"is 0: use a whole number, at least 1"):
         MedusaOptions(**options)
 
 

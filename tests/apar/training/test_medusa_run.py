@@ -21,8 +21,8 @@ from apar.decoding.medusa_training import data
 from apar.decoding.medusa_training.options import MedusaTrainingOptions
 from apar.decoding.medusa_training.run import MedusaTrainingResult, train_heads
 from apar.errors import InputError
+from apar.training.loop import Event
 from apar.training.medusa_cli import train_medusa
-from apar.training.run import Event
 
 LETTERS = "bcdfgjkmpqvwxz"
 """Of which the tokenizer joins no two."""

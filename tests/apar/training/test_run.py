@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from apar.errors import AparError, InputError
 from apar.training import checkpoints
 from apar.training.adapter import merge
+from apar.training.loop import Event, learning_rate
 from apar.training.model import TrainedModel
 from apar.training.options import TrainingOptions
-from apar.training.run import Event, TrainingResult, learning_rate, train
+from apar.training.run import TrainingResult, train
 from apar.training.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[3]
