@@ -10,7 +10,7 @@ PYTEST_PROCESSES ?= 2
 # Set-up leaves byte-compiling to the first import, which must be allowed to keep its work (see scripts/setup.sh).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint docs bench lock clean
+.PHONY: help setup demo test lint docs bench audit lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do \
@@ -37,6 +37,9 @@ docs: setup ## regenerate docs/cli.md from the commands' own help
 
 bench: setup ## run the benchmarks
 	$(PY) -m benchmarks
+
+audit: setup ## ask osv.dev for known vulnerabilities of the locked versions; says so where it cannot be reached
+	$(PY) -m scripts.audit
 
 # Not after `setup`, which would put back the very versions that are being moved.
 lock: ## record the versions in .venv as requirements/cpu.lock and dev.lock

@@ -1,5 +1,6 @@
 """Files and folders that are there whole or not at all: written beside, synced, renamed into place."""
 
+import errno
 import hashlib
 import json
 import os
@@ -9,9 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+FULL_BYTES = 1 << 20
+"""A disk with less free is full."""
+
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write a folder that no crash leaves half written; what stood there before goes."""
+    """Let `fill` write a folder that no crash leaves half written; what stood there before goes.
+
+    Raises:
+        OSError: also for a full disk that torch or safetensors met, who say it in words of their own.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{folder.name}.new-"
     for leftover in folder.parent.glob(f"{prefix}*"):
@@ -21,6 +29,12 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     try:
         fill(new)
         put_in_place(new, folder)
+    except OSError:
+        raise
+    except Exception as error:
+        if shutil.disk_usage(new).free < FULL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

@@ -12,10 +12,14 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from api import description, health, jobs, models, problems, results, scratch
+from api import description, exports, health, jobs, models, problems, results, scratch, webhooks
 from api.access import Access, authorize
+from api.batch_sweeper import BatchSweeper
 from api.guards import CrashGuard, LoopbackGuard
 from api.longwork import LongWork
+from api.openai import batches as openai_batches
+from api.openai import files as openai_files
+from api.outage import DatabaseOutage
 from api.schemas import Problem
 from api.version import VERSION
 from api.watch import POLL_S, StatusWatch
@@ -27,7 +31,9 @@ _REF = "#/components/schemas/{model}"
 _TAGS = [
     {"name": "jobs", "description": "A job is a file of prompts: one request per row."},
     {"name": "results", "description": "Answers, as a file."},
+    {"name": "batches", "description": "Files and batches as OpenAI's clients know them; errors in OpenAI's form."},
     {"name": "models", "description": "What a job may name as its model."},
+    {"name": "webhooks", "description": "Who is told when jobs change their state."},
     {"name": "health", "description": "Probes."},
 ]
 
@@ -55,7 +61,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    for module in (jobs, results, models, description):
+    for module in (jobs, results, exports, models, openai_files, openai_batches, webhooks, description):
         app.include_router(module.router, dependencies=[Depends(authorize)])
     app.include_router(health.router)  # supervisors and load balancers have no keys
     problems.install(app)
@@ -73,21 +79,27 @@ async def _lifespan(app: FastAPI, *, settings: Settings, keys_required: bool, po
     watch = StatusWatch(partial(service.job_status, database), poll_s)
     app.state.settings = settings
     app.state.database = database
+    app.state.database_outage = outage = DatabaseOutage(database)
     app.state.access = access = Access(database, settings.api, always_required=keys_required)
     app.state.watch = watch
     app.state.long_work = LongWork(watch.closing)
     app.state.probe_limiters = health.probe_limiters()
+    app.state.batch_sweeper = sweeper = BatchSweeper(database, settings)
+    sweeper.start()
     try:
         yield
     finally:
         watch.closing.set()
+        await sweeper.close()
         await access.close()
+        await outage.close()
         database.dispose()
 
 
 def begin_shutdown(app: FastAPI) -> None:
     """Let those who wait go. The server calls it: the lifespan's end comes only after every request has ended."""
     app.state.watch.closing.set()
+    app.state.batch_sweeper.begin_stop()
 
 
 def _openapi(app: FastAPI, keys_required: bool) -> dict[str, Any]:
@@ -97,6 +109,12 @@ def _openapi(app: FastAPI, keys_required: bool) -> dict[str, Any]:
         problem = Problem.model_json_schema(ref_template=_REF)
         schemas.update(problem.pop("$defs"))
         schemas["Problem"] = problem
+        # FastAPI writes its own 422 wherever none is said; in OpenAI's form refused values are 400.
+        for operation in (operation for path in document["paths"].values() for operation in path.values()):
+            if operation.get("tags") == ["batches"]:
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
         if not keys_required:  # then an empty requirement says that it may also go without
             for operation in (operation for path in document["paths"].values() for operation in path.values()):
                 if "security" in operation:

@@ -6,7 +6,8 @@ from fastapi import Depends, Path, Request
 from starlette.concurrency import run_in_threadpool
 
 from api.access import CallerDep
-from api.forms import job_id_or_not_found
+from api.batch_sweeper import BatchSweeper
+from api.forms import JOB_ID_PATTERN, job_id_or_not_found
 from api.longwork import LongWork
 from api.schemas import JOB_ID
 from api.watch import StatusWatch
@@ -37,14 +38,23 @@ async def _long_work(request: Request) -> LongWork:
     return long_work
 
 
+async def _batch_sweeper(request: Request) -> BatchSweeper:
+    sweeper: BatchSweeper = request.app.state.batch_sweeper
+    return sweeper
+
+
 SettingsDep = Annotated[Settings, Depends(_settings)]
 DatabaseDep = Annotated[Database, Depends(_database)]
 WatchDep = Annotated[StatusWatch, Depends(_watch)]
 LongWorkDep = Annotated[LongWork, Depends(_long_work)]
+BatchSweeperDep = Annotated[BatchSweeper, Depends(_batch_sweeper)]
 
 
 async def _job_id(
-    job_id: Annotated[str, Path(description="Case does not matter.", examples=[JOB_ID])],
+    job_id: Annotated[
+        str,
+        Path(description="Case does not matter.", examples=[JOB_ID], json_schema_extra={"pattern": JOB_ID_PATTERN}),
+    ],
     caller: CallerDep,
     database: DatabaseDep,
 ) -> str:

@@ -1,19 +1,27 @@
 """The values a client may send: the submit form and the query strings. Other names are refused, not dropped."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from fastapi.exceptions import RequestValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from ulid import ULID
 
 from api.schemas import JOB_ID
 from db.states import JobState
 from jobs.errors import NotFound
 from jobs.forking import DECODINGS, VLLM_DECODINGS
+from jobs.sampling import MAX_SEED
 from jobs.service import MAX_LIST
 from jobs.settings import Settings
-from jobs.submit import SubmitOptions
+from jobs.submit import MAX_NAME_CHARS, MAX_PRIORITY, SubmitOptions
 
 MAX_WAIT_S = 60
+REPEATED = ("turn",)
+"""Fields that a form may give several times."""
+JOB_ID_PATTERN = "^[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}$"
+"""For the document: a ULID, in the alphabet that leaves out what is easily misread."""
+M = TypeVar("M", bound=BaseModel)
 _SAMPLING = ("max_tokens", "temperature", "top_p", "seed", "n")
 
 
@@ -29,7 +37,7 @@ def parse_job_id(text: str) -> str:
     except ValueError:
         job_id = ""
     # The parser forgives what the alphabet does not: what does not come back the same is another id.
-    if job_id != text.upper():
+    if not job_id or job_id != text.upper():
         raise ValueError(f"{shown!r} is not a job id: those have 26 letters and digits (a ULID)")
     return job_id
 
@@ -42,15 +50,38 @@ def job_id_or_not_found(job_id: str) -> str:
         raise NotFound(f"no such job: {error}") from None
 
 
+def _told(description: str | None = None, **bounds: Any) -> Any:
+    """A field that may be left out, with what the document says of its values."""
+    return Field(None, description=description, json_schema_extra=bounds)
+
+
+def read_form(model: type[M], fields: Mapping[str, Any]) -> M:
+    """Raises RequestValidationError: as FastAPI would for a body it reads itself."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False, include_context=False)
+        raise RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in faults]) from None
+
+
 class SubmitForm(BaseModel):
     """The form fields beside the file. A row's own `sampling` struct column overrides them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    url: str | None = Field(
+        None,
+        description="Instead of the file: `s3://`, `gs://` or `file://`, under one of the service's storage roots.",
+        examples=["s3://bucket/prompts.parquet"],
+    )
     model: str | None = Field(None, description="A configured alias; without it the service's default.")
     prompt_column: str | None = None
     messages_column: str | None = None
     template: str | None = Field(None, description="A Jinja template over the columns, rendered in a sandbox.")
+    system: str | None = Field(None, description="A Jinja template of a system message.")
+    turn: list[str] = Field(
+        [], description="Jinja templates of the later turns, one field each, in order: asked after the answer before."
+    )
     id_column: str | None = None
     decoding: str = Field(
         "ar",
@@ -59,23 +90,30 @@ class SubmitForm(BaseModel):
             f"backend also {', '.join(f'`{name}`' for name in DECODINGS if name not in VLLM_DECODINGS)}."
         ),
     )
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    n: int | None = Field(None, description="Samples per row.")
-    priority: int = Field(0, description="Higher comes first; waiting time counts too.")
-    kv_share: float | None = Field(
-        None, description="Above 0, at most 1: the part of the KV budget that the job may hold while other jobs wait."
+    # The bounds are told here and kept by `jobs.submit`, whose messages name the remedy.
+    max_tokens: int | None = _told(minimum=1)
+    temperature: float | None = _told(minimum=0, maximum=2)
+    top_p: float | None = _told(exclusiveMinimum=0, maximum=1)
+    seed: int | None = _told(minimum=0, exclusiveMaximum=MAX_SEED)
+    n: int | None = _told("Samples per row.", minimum=1)
+    priority: int = Field(
+        0,
+        description="Higher comes first; waiting time counts too.",
+        json_schema_extra={"minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
     )
-    name: str | None = Field(None, examples=["vicuna"])
+    kv_share: float | None = _told(
+        "The part of the KV budget that the job may hold while other jobs wait.", exclusiveMinimum=0, maximum=1
+    )
+    name: str | None = Field(None, examples=["vicuna"], json_schema_extra={"minLength": 1, "maxLength": MAX_NAME_CHARS})
+    webhook: str | None = Field(None, description="The URL of a webhook of yours that is to hear of this job.")
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_control_characters(cls, value: Any) -> Any:
         # PostgreSQL refuses NUL in text; the others have no business in a column name or a template.
-        if isinstance(value, str) and any(char < " " and char not in "\t\r\n" for char in value):
-            raise ValueError("has control characters: remove them")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and any(char < " " and char not in "\t\r\n" for char in text):
+                raise ValueError("has control characters: remove them")
         return value
 
     def options(self, settings: Settings, tenant: str) -> SubmitOptions:
@@ -84,7 +122,8 @@ class SubmitForm(BaseModel):
             sampling=self.model_dump(include=set(_SAMPLING), exclude_none=True),
             source="api",
             tenant=tenant,
-            **self.model_dump(exclude={"model", *_SAMPLING}),
+            turn=tuple(self.turn),
+            **self.model_dump(exclude={"url", "model", "turn", *_SAMPLING}),
         )
 
 
@@ -94,7 +133,10 @@ class ListQuery(BaseModel):
     limit: int = Field(50, ge=1, le=MAX_LIST)
     state: JobState | None = None
     before: Annotated[str, AfterValidator(parse_job_id)] | None = Field(
-        None, description="Jobs older than this one: the last page's `next_before`.", examples=[JOB_ID]
+        None,
+        description="Jobs older than this one: the last page's `next_before`.",
+        examples=[JOB_ID],
+        json_schema_extra={"pattern": JOB_ID_PATTERN},
     )
 
 
@@ -110,3 +152,12 @@ class ResultsQuery(BaseModel):
     format: Literal["parquet", "jsonl"] | None = Field(None, description="Goes before the Accept header.")
     failed: bool = Field(False, description="Only rows that ended with an error.")
     with_trees: bool = Field(False, description="Add the column `forq_tree`.")
+    with_logprobs: bool = Field(False, description="Add the column `forq_logprobs`, where the job asked for them.")
+
+
+class ExportForm(ResultsQuery):
+    url: str = Field(
+        description="`s3://`, `gs://` or `file://`, under one of the service's storage roots.",
+        examples=["s3://bucket/answers.parquet"],
+    )
+    format: Literal["parquet", "jsonl"] | None = Field(None, description="By default what the URL's suffix says.")

@@ -2,29 +2,38 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Annotated, Any
 
 import structlog
 from fastapi import APIRouter, BackgroundTasks, Path, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.access import CallerDep
 from api.dependencies import DatabaseDep, JobIdDep, LongWorkDep, SettingsDep, WatchDep
-from api.forms import ListQuery, StatusQuery, SubmitForm
+from api.forms import REPEATED, ListQuery, StatusQuery, SubmitForm, read_form
+from api.longwork import Progress
 from api.problems import responses
 from api.schemas import JobList, JobStats, JobStatus, RequestDetail, RetriedJob, with_file
 from api.scratch import scratch_dir
 from api.upload import receive_upload
 from db.states import ENDED, JobState
-from jobs import ending, service
+from jobs import ending, idempotency, service
 from jobs.doorbell import MAX_RINGS, ring
-from jobs.submit import submit_file
+from jobs.remote.files import input_file
+from jobs.remote.urls import parse_url
+from jobs.submit import Submitted, check_options, submit_file
 
 MAX_ROW = (1 << 63) - 1  # the database's integers
 _ETAG_HEADER = {"ETag": {"description": "Changes with the status.", "schema": {"type": "string"}}}
 _LOCATION_HEADER = {"Location": {"description": "The job's status.", "schema": {"type": "string"}}}
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "pattern": f"^[!-~]{{1,{idempotency.MAX_KEY_CHARS}}}$"},
+    "description": "Of your own choice, one for each job: the same key again is the same job, 409 where it differs.",
+}
 
 log = structlog.get_logger()
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=responses(401, 403, 422, 429, 500, 503))
@@ -36,8 +45,8 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=responses(401, 40
     summary="Submit a file of prompts",
     status_code=201,
     response_model=JobStatus,
-    responses={201: {"description": "Queued.", "headers": _LOCATION_HEADER}, **responses(400, 413, 415)},
-    openapi_extra={"requestBody": with_file(SubmitForm)},
+    responses={201: {"description": "Queued.", "headers": _LOCATION_HEADER}, **responses(400, 409, 413, 415)},
+    openapi_extra={"requestBody": with_file(SubmitForm), "parameters": [_IDEMPOTENCY_KEY]},
 )
 async def submit_job(
     request: Request,
@@ -51,13 +60,25 @@ async def submit_job(
     """Upload a Parquet file, or OpenAI batch JSONL (`.jsonl`), and queue a request per row.
 
     The file is checked as a whole before anything is stored. A bad row does not refuse it: that row ends with an error.
-    If the connection breaks before the answer, nothing is stored.
+    If the connection breaks before the answer, nothing is stored. Where that cannot be known, send it again with the
+    same `Idempotency-Key`: it is then the same job.
     """
-    async with receive_upload(request, scratch_dir(settings), settings.limits.max_upload_bytes) as upload:
-        options = _read_form(upload.fields).options(settings, caller.tenant)
-        submitted = await long_work.run(
-            request, lambda progress: submit_file(database, settings, upload.path, options, progress)
-        )
+    key = request.headers.get("idempotency-key")
+    if key is not None:
+        idempotency.check_key(key)
+    limit = settings.limits.max_upload_bytes
+    async with receive_upload(request, scratch_dir(settings), limit, REPEATED) as upload:
+        form = read_form(SubmitForm, {**upload.fields, **upload.lists})
+        options = replace(form.options(settings, caller.tenant), idempotency_key=key)
+        location = upload.path if form.url is None else parse_url(form.url)
+        assert location is not None, "receive_upload saw a file or a url"
+
+        def submit(progress: Progress) -> Submitted:
+            check_options(settings, options)  # before anything is fetched
+            with input_file(settings, location, progress, tenant=caller.only_tenant) as path:
+                return submit_file(database, settings, path, options, progress)
+
+        submitted = await long_work.run(request, submit)
     # Rung after the answer: a broker that cannot be reached would delay it, and workers look by themselves anyway.
     background.add_task(ring, settings, submitted.model, submitted.num_shards)
     log.info(
@@ -190,11 +211,3 @@ def _matches(if_none_match: str, etag: str) -> bool:
     """RFC 9110, section 13.1.2: weak comparison with any of a list, or `*`."""
     known = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
     return "*" in known or etag in known
-
-
-def _read_form(fields: dict[str, str]) -> SubmitForm:
-    try:
-        return SubmitForm.model_validate(fields)
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False, include_context=False)
-        raise RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in faults]) from None

@@ -59,3 +59,5 @@ class LongWork:
             stop.set()
             if not task.done():
                 await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # looked at, or asyncio would log its text, which may quote the file

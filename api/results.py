@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO
+from urllib.parse import quote
 
 import structlog
 from fastapi import APIRouter, HTTPException, Query, Request
@@ -15,6 +16,7 @@ from api.dependencies import DatabaseDep, JobIdDep, LongWorkDep, SettingsDep
 from api.forms import ResultsQuery
 from api.longwork import Progress
 from api.problems import responses
+from api.schemas import JSONL, PARQUET
 from api.scratch import PREFIX, scratch_dir
 from db.session import Database
 from jobs import store
@@ -23,7 +25,6 @@ from jobs.export import export_job
 from jobs.service import job_detail
 from jobs.settings import Settings
 
-PARQUET, JSONL = "application/vnd.apache.parquet", "application/x-ndjson"
 MEDIA_TYPES = {"parquet": PARQUET, "jsonl": JSONL}
 _FORMAT_OF = {
     PARQUET: "parquet",
@@ -74,7 +75,7 @@ async def get_results(
 
     file = await long_work.run(request, export)
     name = f"forq-{job_id}{'-failed' if query.failed else ''}.{format}"
-    return _OpenFileResponse(file, MEDIA_TYPES[format], name)
+    return OpenFileResponse(file, MEDIA_TYPES[format], name)
 
 
 def negotiate(accept: str | None) -> str:
@@ -112,9 +113,21 @@ def _quality(parameters: str) -> float:
     return 1.0
 
 
-def _export(
-    database: Database, settings: Settings, job_id: str, format: str, query: ResultsQuery, progress: Progress
-) -> BinaryIO:
+def write_results(
+    database: Database,
+    settings: Settings,
+    job_id: str,
+    path: Path,
+    format: str,
+    query: ResultsQuery,
+    progress: Progress,
+) -> int:
+    """Export to a file of this server; returns the number of rows.
+
+    Raises:
+        NotFound: the job's input is not on this machine.
+        Unavailable: it cannot be written; why is in the log, not in the message.
+    """
     job = job_detail(database, job_id)
     try:
         store.locate(settings, job.data_key)
@@ -122,28 +135,38 @@ def _export(
         raise NotFound(
             f"the submitted file of job {job_id} is not on this machine: ask where it was submitted"
         ) from None
+    try:
+        exported = export_job(
+            database, settings, job_id, path,
+            format=format, failed_only=query.failed, with_trees=query.with_trees, with_logprobs=query.with_logprobs,
+            progress=progress,
+        )  # fmt: skip
+    except (BadInput, Unavailable) as error:
+        # The request is fine: the server's disk is full, or its copy of the input is damaged.
+        # What is said of a damaged file may quote it.
+        reason = str(error) if isinstance(error, Unavailable) else "the stored input cannot be read"
+        log.error("export_failed", job=job_id, reason=reason)
+        raise Unavailable("the results cannot be written on the server: its log says why") from None
+    return exported.num_rows
+
+
+def _export(
+    database: Database, settings: Settings, job_id: str, format: str, query: ResultsQuery, progress: Progress
+) -> BinaryIO:
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}results-", dir=scratch_dir(settings)) as scratch:
         path = Path(scratch) / f"results.{format}"
-        try:
-            export_job(
-                database, settings, job_id, path,
-                format=format, failed_only=query.failed, with_trees=query.with_trees, progress=progress,
-            )  # fmt: skip
-        except (BadInput, Unavailable) as error:
-            # The request is fine: the server's disk is full, or its copy of the input is damaged.
-            log.error("export_failed", job=job_id, reason=str(error))
-            raise Unavailable("the results cannot be written on the server: its log says why") from None
+        write_results(database, settings, job_id, path, format, query, progress)
         return path.open("rb")
     # The folder is gone by now. The open file lives until it is closed, whatever becomes of client or process.
 
 
-class _OpenFileResponse(StreamingResponse):
+class OpenFileResponse(StreamingResponse):
     """Streams an open file and closes it, also when the client goes away half-way."""
 
     def __init__(self, file: BinaryIO, media_type: str, name: str) -> None:
         headers = {
             "Content-Length": str(os.fstat(file.fileno()).st_size),
-            "Content-Disposition": f'attachment; filename="{name}"',
+            "Content-Disposition": f"attachment; {_filename(name)}",
             "Cache-Control": "no-store",
         }
         super().__init__(_chunks(file), headers=headers, media_type=media_type)
@@ -154,6 +177,12 @@ class _OpenFileResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._file.close()
+
+
+def _filename(name: str) -> str:
+    if name.isascii() and '"' not in name and name.isprintable():
+        return f'filename="{name}"'
+    return f"filename*=UTF-8''{quote(name, safe='')}"  # RFC 6266, section 4.3
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

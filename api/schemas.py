@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from db.states import JobState, RequestState
 
 JOB_ID = "01JZ8Y3M5N7Q9R1S2T4V6W8X0Z"
+PARQUET, JSONL = "application/vnd.apache.parquet", "application/x-ndjson"
 Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"}, examples=["2026-01-31T09:30:00.123000Z"])]
 
 
@@ -66,6 +67,15 @@ class RetriedJob(JobStatus):
     retried: int = Field(description="Rows queued again.")
 
 
+class ExportedFile(BaseModel):
+    """Results that were written to object storage."""
+
+    job_id: str
+    url: str
+    format: Literal["parquet", "jsonl"]
+    rows: int
+
+
 class JobList(BaseModel):
     jobs: list[JobStatus]
     next_before: str | None = Field(description="`before` of the next page; null when there is none.")
@@ -108,9 +118,19 @@ class TreeNode(BaseModel):
     text: str = Field(description="Those characters; the texts of all nodes, in order, are the output.")
 
 
+class Turn(BaseModel):
+    """An answer before the last one of a row with several turns."""
+
+    content: str
+    finish_reason: str
+    prompt_tokens: int = Field(description="The conversation up to its question, chat template included.")
+    output_tokens: int
+
+
 class Sample(BaseModel):
     sample: int
-    output: str
+    output: str = Field(description="The answer; of several turns the last one, which all figures are about.")
+    turns: list[Turn] = Field(description="The answers before it, in order; none of a row with one turn.")
     finish_reason: str | None
     prompt_tokens: int
     output_tokens: int
@@ -139,6 +159,10 @@ class JobStats(BaseModel):
     counts: Counts
     num_samples: int
     prompt_tokens: int
+    cached_prompt_tokens: int = Field(description="Prompt tokens that the engine's prefix cache served.")
+    prefix_cache_hit_rate: float | None = Field(
+        description="`cached_prompt_tokens` of the prompt tokens; null where the engine does not say."
+    )
     output_tokens: int
     max_width: int = Field(description="The most threads of one sample that ran at once.")
     max_threads: int = Field(description="The most threads of one sample.")
@@ -225,6 +249,19 @@ def with_file(fields: type[BaseModel]) -> dict[str, Any]:
     """An OpenAPI request body: a form's fields and the part `file`."""
     schema = fields.model_json_schema()
     file = {"type": "string", "format": "binary", "description": "Parquet, or OpenAI batch JSONL, by its file name."}
-    schema["properties"] = {"file": file, **schema["properties"]}
+    others = {name: _without_null(value) for name, value in schema["properties"].items()}
+    schema["properties"] = {"file": file, **others}
+    # Or url, as its text says; not oneOf, which tools that read documents get wrong.
     schema["required"] = ["file"]
-    return {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+    disposition = {"schema": {"type": "string"}, "example": 'form-data; name="file"; filename="prompts.parquet"'}
+    encoding = {"contentType": f"{PARQUET}, {JSONL}", "headers": {"Content-Disposition": disposition}}
+    return {"required": True, "content": {"multipart/form-data": {"schema": schema, "encoding": {"file": encoding}}}}
+
+
+def _without_null(value: dict[str, Any]) -> dict[str, Any]:
+    """A form field's schema: a form has no null, only fields that are not in it."""
+    kinds = [kind for kind in value.get("anyOf", []) if kind != {"type": "null"}]
+    if len(kinds) != 1:
+        return value
+    rest = {key: part for key, part in value.items() if key not in ("anyOf", "default")}
+    return {**kinds[0], **rest}

@@ -5,7 +5,7 @@ Starlette's form parser is not used because it has no limit on a file, and spool
 
 import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 FILE_FIELD = "file"
+URL_FIELD = "url"
+"""May stand in the file's place."""
 MAX_FIELDS = 32
 MAX_FIELDS_BYTES = 4 << 20
 """All form fields together; the largest is a template of at most a million characters."""
@@ -35,14 +37,27 @@ MAX_NAME_CHARS = 60  # 240 bytes at most: file systems allow 255
 
 @dataclass
 class Upload:
-    path: Path
-    """The file, under the name its sender gave it as far as that is harmless: messages quote it."""
+    path: Path | None
+    """The file, under the name its sender gave it as far as that is harmless: messages quote it.
+    None: there is a url."""
     fields: dict[str, str]
+    lists: dict[str, list[str]]
+    """The fields that may be given several times, their values in order."""
 
 
 @asynccontextmanager
-async def receive_upload(request: Request, folder: Path, max_file_bytes: int) -> AsyncIterator[Upload]:
+async def receive_upload(
+    request: Request,
+    folder: Path,
+    max_file_bytes: int,
+    repeated: tuple[str, ...] = (),
+    check_name: Callable[[Path], None] = check_suffix,
+) -> AsyncIterator[Upload]:
     """Read the request's body; the file is there for as long as the context is open.
+
+    Args:
+        repeated: fields that may be given several times.
+        check_name: may refuse the file by its name, before it has come.
 
     Raises:
         HTTPException: 400 malformed body, 413 file over the limit, 415 not multipart.
@@ -54,7 +69,7 @@ async def receive_upload(request: Request, folder: Path, max_file_bytes: int) ->
     if declared.isdecimal() and int(declared) > max_file_bytes + MAX_FIELDS_BYTES + FRAME_BYTES:
         raise too_large(max_file_bytes)
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}upload-", dir=folder) as scratch:
-        parts = _Parts(Path(scratch), max_file_bytes)
+        parts = _Parts(Path(scratch), max_file_bytes, check_name, lists={name: [] for name in repeated})
         parser = MultipartParser(boundary, parts.callbacks())
         try:
             async for chunk in request.stream():
@@ -68,9 +83,13 @@ async def receive_upload(request: Request, folder: Path, max_file_bytes: int) ->
             parts.close()
         if not parts.is_complete:
             raise HTTPException(400, "the body ends before its closing boundary")
-        if parts.path is None:
-            raise BadInput(f"the form has no file: send it as the part {FILE_FIELD!r}, with a file name")
-        yield Upload(parts.path, parts.fields)
+        if parts.path is None and URL_FIELD not in parts.fields:
+            raise BadInput(
+                f"the form has no file: send it as the part {FILE_FIELD!r}, with a file name, or say {URL_FIELD}"
+            )
+        if parts.path is not None and URL_FIELD in parts.fields:
+            raise BadInput(f"the form has a {FILE_FIELD} and a {URL_FIELD}: a job is made of one")
+        yield Upload(parts.path, parts.fields, {name: values for name, values in parts.lists.items() if values})
 
 
 def too_large(max_file_bytes: int) -> HTTPException:
@@ -101,8 +120,10 @@ class _Parts:
 
     scratch: Path
     max_file_bytes: int
+    check_name: Callable[[Path], None]
     path: Path | None = None
     fields: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, list[str]] = field(default_factory=dict)
     unwritten: bytearray = field(default_factory=bytearray)
     is_complete: bool = False
     _file: BinaryIO | None = None
@@ -170,7 +191,7 @@ class _Parts:
             raise BadInput(f"the part {FILE_FIELD!r} has no file name: its suffix says Parquet or JSONL")
         self._field_name = None
         self.path = self.scratch / safe_name(_text(options[b"filename"], "the file name"))
-        check_suffix(self.path)  # now, not after gigabytes
+        self.check_name(self.path)  # now, not after gigabytes
         self._file = self.path.open("wb")
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
@@ -186,8 +207,13 @@ class _Parts:
         self._field_data += data[start:end]
 
     def _on_part_end(self) -> None:
-        if self._field_name is not None:
-            self.fields[self._field_name] = _text(bytes(self._field_data), f"form field {self._field_name!r}")
+        name = self._field_name
+        if name is not None:
+            value = _text(bytes(self._field_data), f"form field {name!r}")
+            if name in self.lists:
+                self.lists[name].append(value)
+            else:
+                self.fields[name] = value
 
     def _on_end(self) -> None:
         self.is_complete = True

@@ -157,7 +157,8 @@ def finish_step(job_id: str) -> None:
     answer = "hex(randomblob(200))" if database.is_sqlite else "repeat(md5(id::text), 12)"
     mine = {"job": job_id}
     with database.write() as connection:
-        connection.execute(text(f"INSERT INTO outputs SELECT id, 0, {answer}, 'stop', 80, 100 FROM requests "
+        connection.execute(text("INSERT INTO outputs (request_id, sample, text, finish_reason, prompt_tokens, "
+                                f"output_tokens) SELECT id, 0, {answer}, 'stop', 80, 100 FROM requests "
                                 "WHERE job_id = :job"), mine)  # fmt: skip
         connection.execute(text("INSERT INTO request_stats (request_id, sample, threads, forks, max_width, steps, "
                                 "peak_cached_tokens, peak_blocks, attended_tokens, sequential_peak_tokens, "

@@ -90,7 +90,7 @@ def main(inputs: int, seed: int, kinds: str, keep: Path | None, as_json: bool) -
 
 
 def _service(home: Path) -> tuple[Database, Settings]:
-    settings = Settings(home=home, limits=Limits(submit_memory_bytes=1 << 30, submit_stall_s=5))
+    settings = Settings(home=home, limits=Limits(submit_memory_bytes=1 << 30, submit_stall_s=1))
     database = Database(settings.sqlalchemy_url)
     upgrade(settings.sqlalchemy_url)
     return database, settings

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Float,
     ForeignKey,
     Index,
@@ -30,6 +31,7 @@ _BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only I
 _Ulid = String(26)
 _OpenAiId = String(40)
 """`file-` or `batch_` and a ULID."""
+_BATCH_IS_OPEN = text("state IN ('validating', 'in_progress', 'finalizing', 'cancelling')")
 DEFAULT_TENANT = "default"
 """Whose jobs are those of the command line, the drop folder, and an API without keys."""
 MAX_TENANT_CHARS = 63
@@ -83,6 +85,8 @@ class Job(Base):
     error: Mapped[str | None] = mapped_column(Text)
     recipe: Mapped[str | None] = mapped_column(Text)
     """The recipe file it was made from, as it was."""
+    webhook_id: Mapped[str | None] = mapped_column(_Ulid)
+    """The webhook it named at submit. No foreign key: a webhook that is gone hears of nothing."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -277,6 +281,7 @@ class Batch(Base):
         Index("ix_batches_tenant_id", "tenant", "id"),
         Index("ix_batches_job_id", "job_id"),
         Index("ix_batches_fingerprint", "fingerprint"),
+        Index("ix_batches_open", "id", sqlite_where=_BATCH_IS_OPEN, postgresql_where=_BATCH_IS_OPEN),
     )
 
     id: Mapped[str] = mapped_column(_OpenAiId, primary_key=True)
@@ -291,10 +296,17 @@ class Batch(Base):
     """The client's `metadata`."""
     fingerprint: Mapped[str] = mapped_column(String(64))
     """Of tenant, file, endpoint and body: a repeated creation finds the first one's batch."""
+    model: Mapped[str | None] = mapped_column(String(63))
+    """Null until the input file has been checked."""
     options: Mapped[dict[str, Any]] = mapped_column(JSON)
     errors: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON)
     output_file_id: Mapped[str | None] = mapped_column(_OpenAiId)
     error_file_id: Mapped[str | None] = mapped_column(_OpenAiId)
+    totals: Mapped[dict[str, int] | None] = mapped_column(JSON)
+    """Lines and tokens, frozen when its files are written."""
+    claimed_by: Mapped[str | None] = mapped_column(_Ulid)
+    claimed_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """The API process that checks its input or writes its output, so that others need not do the same work."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
     in_progress_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -325,3 +337,69 @@ class ApiKey(Base):
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """To about a minute."""
+
+
+class Webhook(Base):
+    """An address that is told when jobs of its tenant change their state. A removed one stays for its purge."""
+
+    __tablename__ = "webhooks"
+    __table_args__ = (Index("ix_webhooks_tenant", "tenant"),)
+
+    id: Mapped[str] = mapped_column(_Ulid, primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(MAX_TENANT_CHARS))
+    url: Mapped[str] = mapped_column(Text)
+    events: Mapped[list[str]] = mapped_column(JSON)
+    """Of `job.running`, `job.completed`, `job.failed`, `job.cancelled`."""
+    every_job: Mapped[bool] = mapped_column(Boolean)
+    """False: only of jobs that name it at submit."""
+    state: Mapped[str] = mapped_column(String(16))
+    secret: Mapped[str] = mapped_column(String(100))
+    """`whsec_` and base64, as it is: it signs, so a hash would not do. Empty once removed."""
+    old_secret: Mapped[str | None] = mapped_column(String(100))
+    """The one before the rotation; it signs beside the new one until `old_secret_until`."""
+    old_secret_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    num_failures: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    """Attempts that failed since the last one that did not."""
+    resume_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Of a failing one: nothing is sent before."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class WebhookDelivery(Base):
+    """One event for one webhook, written in the transaction that changed the job's state: the outbox.
+
+    `attempts` counts claims and is the fence: whoever claimed it earlier than another cannot write for that one.
+    """
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (
+        UniqueConstraint("event_id", "webhook_id"),
+        Index("ix_webhook_deliveries_webhook_id_job_id", "webhook_id", "job_id"),
+        Index("ix_webhook_deliveries_job_id", "job_id"),
+        Index(
+            "ix_webhook_deliveries_due",
+            "next_attempt_at",
+            sqlite_where=text("state = 'pending'"),
+            postgresql_where=text("state = 'pending'"),
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(_BigId, primary_key=True)
+    event_id: Mapped[str] = mapped_column(String(30))
+    """`evt_` and a ULID; the receiver's key against doubles, the same at every attempt."""
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    """Null for a ping."""
+    type: Mapped[str] = mapped_column(String(40))
+    payload: Mapped[str] = mapped_column(Text)
+    """The body as it is signed and sent, JSON."""
+    state: Mapped[str] = mapped_column(String(16))
+    attempts: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    next_attempt_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    """While somebody sends it: when it counts as not sent."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    delivered_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_status: Mapped[int | None] = mapped_column(Integer)
+    """HTTP status of the last attempt that got an answer."""
+    last_error: Mapped[str | None] = mapped_column(Text)

@@ -38,6 +38,48 @@ class RequestState(StrEnum):
     CANCELLED = "cancelled"
 
 
+class BatchState(StrEnum):
+    """Of the OpenAI-compatible API."""
+
+    VALIDATING = "validating"
+    """Its input file waits to be checked, or is being checked; there is no job yet."""
+    IN_PROGRESS = "in_progress"
+    """Its job is queued or runs."""
+    FINALIZING = "finalizing"
+    """Every row has ended, or the time is over; its output is being written."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    """The input file was refused; `errors` says why."""
+    EXPIRED = "expired"
+    """The time was over; rows answered before keep their answers."""
+    CANCELLING = "cancelling"
+    """A user asked to stop; the job ends, and then its output is written."""
+    CANCELLED = "cancelled"
+
+
+OPEN_BATCHES = (BatchState.VALIDATING, BatchState.IN_PROGRESS, BatchState.FINALIZING, BatchState.CANCELLING)
+"""The states that end by themselves, each by a compare-and-swap (jobs/batch_work.py)."""
+
+
+class WebhookState(StrEnum):
+    ACTIVE = "active"
+    FAILING = "failing"
+    """The last attempts all failed: it is tried seldom, one event at a time, until one is taken."""
+    GONE = "gone"
+    """Its receiver answered 410: nothing is sent any more."""
+    REMOVED = "removed"
+    """By its owner. The row stays until a purge, so that a job that is just ending can still refer to it."""
+
+
+class DeliveryState(StrEnum):
+    PENDING = "pending"
+    """To be sent at `next_attempt_at`, or being sent until then."""
+    DELIVERED = "delivered"
+    """The receiver answered 2xx."""
+    FAILED = "failed"
+    """Given up; `last_error` says why."""
+
+
 JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.FAILED, JobState.CANCELLING, JobState.CANCELLED}),
     JobState.RUNNING: frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLING, JobState.CANCELLED}),

@@ -13,6 +13,8 @@ COMMANDS = {
     "up": ("jobs.up_cli:up", "Run everything on this machine: broker, worker, API, drop folder."),
     "down": ("jobs.up_cli:down", "Stop what `up --detach` started."),
     "submit": ("jobs.job_cli:submit", "Submit a Parquet or JSONL file as a job."),
+    "run": ("jobs.dataset.cli:run", "Run a recipe: submit, wait, export."),
+    "recipe": ("jobs.dataset.cli:recipe", "Print the recipe that a job was made from."),
     "status": ("jobs.job_cli:status", "Show one job's state and counts."),
     "wait": ("jobs.job_cli:wait", "Wait until a job has ended."),
     "list": ("jobs.job_cli:list_", "List jobs, newest first."),
@@ -21,6 +23,7 @@ COMMANDS = {
     "export": ("jobs.result_cli:export", "Write a job's rows and answers to a file."),
     "show": ("jobs.result_cli:show", "Show one row's answer as its thread tree."),
     "stats": ("jobs.result_cli:stats", "Show a job's memory receipt."),
+    "judge": ("jobs.judging.cli:judge", "Have a model judge answers, and report on its verdicts."),
     "check": ("worker.check_cli:check", "Dry run: count tokens, find rows that cannot run."),
     "data": ("apar.cli:data", "Make training data from answers."),
     "train": ("worker.train_cli:train", "Teach a model to fork its answers."),
@@ -31,6 +34,7 @@ COMMANDS = {
     "api": ("api.cli:api", "Run the REST API."),
     "keys": ("jobs.keys_cli:keys", "Manage the keys of the REST API."),
     "watch": ("jobs.drop.cli:watch", "Watch the drop folder."),
+    "webhooks": ("jobs.webhooks.cli:webhooks", "Tell other services when jobs change their state."),
     "db": ("db.cli:db", "Manage the database's schema."),
     "purge": ("jobs.upkeep.cli:purge", "Delete jobs that ended long ago."),
     "doctor": ("jobs.upkeep.cli:doctor", "Check that what is stored agrees."),
@@ -106,6 +110,8 @@ def _database_trouble(error: Exception) -> str | None:
         reason = str(error.orig).strip().splitlines()[0]
         if "no such table" in reason or "does not exist" in reason:
             return f"the database has no tables yet ({reason}): run `forq db upgrade`"
+        if any(words in reason for words in ("disk is full", "disk I/O error", "No space left")):
+            return f"the database cannot be used ({reason}): make room on its disk, and try again"
         return f"the database cannot be used ({reason}): check FORQ_DATABASE_URL and that it runs"
     return None
 

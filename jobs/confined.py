@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from jobs.batch_check import RefusedLines
 from jobs.errors import BadInput, Unavailable
 from jobs.reading import Reading, Request, read
 from jobs.rows import Mapping
@@ -37,20 +38,22 @@ SOCKET_PREFIX = "forq-reader-"
 _LONGEST_FOLDER = 107 - len(f"/{SOCKET_PREFIX}4194304-12345678/listener-12345678")
 """Bytes: a socket's whole path has room for 107."""
 
-_processes = multiprocessing.get_context("forkserver")
+processes = multiprocessing.get_context("forkserver")
+"""Where children come from, after `prepare_server`; jobs/remote/transfer.py has its own there."""
 
 
 def read_confined(request: Request, limits: Limits, scratch: Path, report: Progress) -> Reading:
     """`jobs.reading.read` in a child.
 
     Raises:
+        RefusedLines: as `read`.
         BadInput: as `read`; or the file took more memory or time than the limits say, or broke its reader.
         Unavailable: the child failed in a way that is ours.
         OSError: the scratch folder cannot be written, or no process can be started.
     """
-    _prepare_server(os.getpid())
-    receiving, sending = _processes.Pipe(duplex=False)
-    child = _processes.Process(target=_run, args=(request, limits, scratch, sending), name="forq-reader", daemon=True)
+    prepare_server(os.getpid())
+    receiving, sending = processes.Pipe(duplex=False)
+    child = processes.Process(target=_run, args=(request, limits, scratch, sending), name="forq-reader", daemon=True)
     child.start()
     sending.close()
     news: dict[str, Any] = {}
@@ -69,6 +72,8 @@ def read_confined(request: Request, limits: Limits, scratch: Path, report: Progr
         child.join()
     if "reading" in news:
         return _reading(news["reading"])
+    if "faults" in news:
+        raise RefusedLines(news["faults"])
     if "refused" in news:
         raise BadInput(news["refused"])
     if "os_error" in news:
@@ -86,9 +91,9 @@ def socket_folders() -> list[Path]:
 
 
 @cache
-def _prepare_server(pid: int) -> None:
+def prepare_server(pid: int) -> None:
     """Say what the server of this process is to import and where it is to listen; it starts when it is first needed."""
-    _processes.set_forkserver_preload(["jobs.reading"])
+    processes.set_forkserver_preload(["jobs.reading"])
     # By itself multiprocessing makes a folder whose name says nothing: after `kill -9` nobody would know it for ours.
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if config.get("tempdir") is None:
@@ -121,6 +126,8 @@ def _reading(said: dict[str, Any]) -> Reading:
         num_rows=said["num_rows"],
         kept=Path(said["kept"]),
         version=tuple(said["version"]),
+        model=said["model"],
+        decoding=said["decoding"],
     )
 
 
@@ -146,6 +153,8 @@ def _run(request: Request, limits: Limits, scratch: Path, sending: Connection) -
         said = {field.name: getattr(found, field.name) for field in fields(found)}
         said.update(mapping=found.mapping.model_dump(), spool=str(found.spool), kept=str(found.kept))
         tell({"reading": said})
+    except RefusedLines as error:
+        tell({"faults": error.faults})
     except BadInput as error:
         tell({"refused": str(error)})
     except MemoryError:

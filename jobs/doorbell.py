@@ -64,6 +64,14 @@ def ring(settings: Settings, model: str, times: int) -> bool:
     """Wake the model's workers; False if the broker did not take the message (they poll, so nothing is lost)."""
     if settings.uses_embedded_broker and not settings.broker_socket.exists():
         return False  # nothing runs here: the job waits for the next `forq up`
+    error = try_to_ring(settings, model, times)
+    if error is not None:
+        log.warning("doorbell_not_rung", model=model, reason=type(error).__name__)
+    return error is None
+
+
+def try_to_ring(settings: Settings, model: str, times: int) -> BaseException | None:
+    """The same without a word: returns why it did not work."""
     app = make_app(settings.celery_broker_url)
     try:
         with app.connection_for_write(connect_timeout=CONNECT_TIMEOUT_S) as connection:
@@ -73,9 +81,8 @@ def ring(settings: Settings, model: str, times: int) -> bool:
                     TASK_NAME, args=[model], queue=queue_name(model), producer=producer, retry=False, ignore_result=True
                 )
     except _broker_errors(app) as error:
-        log.warning("doorbell_not_rung", model=model, reason=type(error).__name__)
-        return False
-    return True
+        return error
+    return None
 
 
 def _broker_errors(app: "Celery") -> tuple[type[BaseException], ...]:

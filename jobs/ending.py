@@ -10,6 +10,7 @@ from db.session import Database
 from db.states import ENDED, JobState, RequestState, ShardState, sources_of
 from jobs.errors import Conflict, NotFound
 from jobs.messages import storable, storable_error
+from jobs.webhooks.events import announce
 
 _OPEN = (ShardState.QUEUED, ShardState.LEASED)
 # Written out, not bound: a planner that does not know the values cannot use the partial index `ix_shards_open`.
@@ -39,6 +40,7 @@ def settle_job(database: Database, job_id: str) -> None:
         if job.state == JobState.QUEUED:
             # Its last shard was leased and ended by a worker that died, or lost the database, before it could say so.
             connection.execute(update(Job).where(Job.id == job_id).values(state=JobState.RUNNING, started_at=db_now()))
+            announce(connection, job_id, JobState.RUNNING)
         target = JobState.CANCELLED if job.state == JobState.CANCELLING else JobState.COMPLETED
         _end(connection, job_id, target)
 
@@ -183,11 +185,13 @@ def fail_job(database: Database, job_id: str, error: str) -> None:
 
 def _end(connection: Connection, job_id: str, target: JobState, error: str | None = None) -> None:
     sums = totals(connection, job_id)
-    connection.execute(
+    ended = connection.execute(
         update(Job)
         .where(Job.id == job_id, Job.state.in_(sources_of(target)))
         .values(state=target, finished_at=db_now(), error=error, **sums._mapping)
     )
+    if ended.rowcount == 1:
+        announce(connection, job_id, target)
 
 
 def _lock(connection: Connection, job_id: str) -> Row[*tuple[Any, ...]]:

@@ -23,6 +23,10 @@ class Conflict(ForqError):
     """The job's state does not allow this."""
 
 
+class QueueFull(ForqError):
+    """The tenant has as much in the queue as it may; the same works later."""
+
+
 class LeaseLost(ForqError):
     """The fencing token is out of date: another worker owns the shard now, so nothing of this write was kept."""
 

@@ -19,6 +19,7 @@ from db.models import Output, Request, RequestStats, ThreadNode
 from db.session import Database
 from db.states import RequestState
 from jobs import store
+from jobs.batch_lines import write_lines
 from jobs.errors import BadInput, Unavailable
 from jobs.service import job_detail
 from jobs.settings import Settings
@@ -62,8 +63,21 @@ RESULT_FIELDS: list[pa.Field] = [
     pa.field("forq_decoding_efficiency", pa.float64()),
     pa.field("forq_draft_nodes", pa.int32()),
     pa.field("forq_verify_nodes", pa.int32()),
+    pa.field("forq_cached_tokens", pa.int32()),
 ]
+_OF_OUTPUT = {"forq_prompt_tokens", "forq_output_tokens", "forq_sample", "forq_finish_reason", "forq_cached_tokens"}
+"""Columns that the outputs' table has under the same name."""
+_OF_REQUEST = {"forq_output", "forq_error_code", "forq_error"}
+"""Columns that are put together."""
+_TOKEN = [("token", pa.string()), ("logprob", pa.float64())]
+LOGPROBS_FIELD = pa.field("forq_logprobs", pa.list_(pa.struct([*_TOKEN, ("top", pa.list_(pa.struct(_TOKEN)))])))
 TREE_FIELD = pa.field("forq_tree", TREE_TYPE)
+_TURN = [("content", pa.string()), ("finish_reason", pa.string()), ("prompt_tokens", pa.int32())]
+TURNS_FIELD = pa.field("forq_turns", pa.list_(pa.struct([*_TURN, ("output_tokens", pa.int32())])))
+"""Only of jobs whose rows have several turns."""
+REQUEST_FIELD = pa.field("forq_request", pa.string())
+"""What was asked, as JSON text (`requests.payload`): for those who write conversations, never exported itself."""
+_STORED_AS_JSON = {TURNS_FIELD.name: Output.turns, LOGPROBS_FIELD.name: Output.logprobs}
 CANCELLED_TEXT = "the job was cancelled before this row was answered"
 ROW_GROUP_BYTES = 32 << 20
 
@@ -94,29 +108,41 @@ def export_job(
     format: str = "parquet",
     failed_only: bool = False,
     with_trees: bool = False,
+    with_logprobs: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Exported:
     """Write a job's rows and results to `target`, which appears only when it is whole.
 
-    A row with several samples becomes as many output rows; a row without an answer keeps one, with null results.
+    A row with several samples becomes as many output rows; a row without an answer keeps one, with null results. The
+    format `openai` is of lines instead: see jobs/batch_lines.py.
 
     Raises:
         NotFound: no such job, or its input is not on this machine.
         BadInput: the target's folder does not exist.
         Unavailable: it cannot be written, or the disk is full.
     """
-    if format not in ("parquet", "jsonl"):
-        raise BadInput(f"format is {format!r}: use parquet or jsonl")
+    if format not in ("parquet", "jsonl", "openai"):
+        raise BadInput(f"format is {format!r}: use parquet or jsonl, or openai")
     if target.is_dir() or not target.parent.is_dir():
         raise BadInput(f"{target}: not a file in a folder that exists")
     temporary = store.temporary_beside(target)
     num_rows = 0
     try:
+        if format == "openai":
+            num_rows = write_lines(database, job_id, temporary, failed_only=failed_only, progress=progress)
+            store.publish(temporary, target)
+            return Exported(target, num_rows)
         batches = iter_results(
-            database, settings, job_id, failed_only=failed_only, with_trees=with_trees, progress=progress
+            database,
+            settings,
+            job_id,
+            failed_only=failed_only,
+            with_trees=with_trees,
+            with_logprobs=with_logprobs,
+            progress=progress,
         )
         schema = next(batches).schema  # the first one is always there, and empty
-        with (_ParquetSink if format == "parquet" else _JsonlSink)(temporary, schema) as sink:
+        with open_sink(format, temporary, schema) as sink:
             for batch in batches:
                 sink.write(batch)
                 num_rows += batch.num_rows
@@ -135,12 +161,23 @@ def iter_results(
     *,
     failed_only: bool = False,
     with_trees: bool = False,
+    with_logprobs: bool = False,
+    with_requests: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the result batches in input order; the first one is empty and carries the schema."""
+    """Yield the result batches in input order; the first one is empty and carries the schema.
+
+    `with_requests` adds `REQUEST_FIELD`.
+    """
     job = job_detail(database, job_id)
     path = store.locate(settings, job.data_key)
-    fields = [*RESULT_FIELDS, TREE_FIELD] if with_trees else RESULT_FIELDS
+    asked = {
+        TURNS_FIELD: bool(job.mapping.get("turn")),
+        LOGPROBS_FIELD: with_logprobs,
+        TREE_FIELD: with_trees,
+        REQUEST_FIELD: with_requests,
+    }
+    fields = [*RESULT_FIELDS, *(field for field, is_asked in asked.items() if is_asked)]
     with open_parquet(path, None) as file:
         source_schema = file.schema_arrow
         schema = pa.schema([*source_schema, *fields], metadata=source_schema.metadata)
@@ -148,18 +185,19 @@ def iter_results(
         start = 0
         for batch in iter_batches(file, None, path.name):
             with database.read() as connection:
-                indices, columns = _results(connection, job_id, start, batch.num_rows, failed_only, with_trees)
+                indices, columns = _results(connection, job_id, start, batch.num_rows, failed_only, fields)
             start += batch.num_rows
             if indices:
                 same = indices == list(range(batch.num_rows))
-                inputs = batch.columns if same else [_take(column, indices) for column in batch.columns]
+                inputs = batch.columns if same else [take(column, indices) for column in batch.columns]
                 results = [pa.array(columns[field.name], type=field.type) for field in fields]
                 yield pa.RecordBatch.from_arrays([*inputs, *results], schema=schema)
             if progress is not None:
                 progress("exporting", start, job.num_rows)
 
 
-def _take(column: pa.Array, indices: list[int]) -> pa.Array:
+def take(column: pa.Array, indices: list[int]) -> pa.Array:
+    """The column's values at these places."""
     try:
         return column.take(pa.array(indices))
     except pa.ArrowNotImplementedError:  # some types (string_view) have no kernel for it
@@ -167,7 +205,12 @@ def _take(column: pa.Array, indices: list[int]) -> pa.Array:
 
 
 def _results(
-    connection: Connection, job_id: str, start: int, num_rows: int, failed_only: bool, with_trees: bool
+    connection: Connection,
+    job_id: str,
+    start: int,
+    num_rows: int,
+    failed_only: bool,
+    fields: list[pa.Field],
 ) -> tuple[list[int], dict[str, list[Any]]]:
     """The result columns of rows [start, start + num_rows), and which input row of the batch each belongs to."""
     is_cancelled = Request.state == RequestState.CANCELLED
@@ -175,13 +218,11 @@ def _results(
         select(
             Request.row_index,
             Output.text.label("forq_output"),
-            Output.finish_reason.label("forq_finish_reason"),
             func.coalesce(Request.error_code, case((is_cancelled, "cancelled"))).label("forq_error_code"),
             func.coalesce(Request.error, case((is_cancelled, CANCELLED_TEXT))).label("forq_error"),
-            Output.sample.label("forq_sample"),
-            Output.prompt_tokens.label("forq_prompt_tokens"),
-            Output.output_tokens.label("forq_output_tokens"),
-            *(getattr(RequestStats, f.name.removeprefix("forq_")).label(f.name) for f in RESULT_FIELDS[7:]),
+            *(_column(field.name) for field in RESULT_FIELDS if field.name not in _OF_REQUEST),
+            *(_STORED_AS_JSON[field.name].label(field.name) for field in fields if field.name in _STORED_AS_JSON),
+            *([Request.payload.label(REQUEST_FIELD.name)] if REQUEST_FIELD in fields else []),
         )
         .select_from(Request)
         .outerjoin(Output, Output.request_id == Request.id)
@@ -194,11 +235,19 @@ def _results(
     if failed_only:
         statement = statement.where(Request.state == RequestState.FAILED)
     rows = connection.execute(statement).all()
-    columns: dict[str, list[Any]] = {f.name: [row._mapping[f.name] for row in rows] for f in RESULT_FIELDS}
-    if with_trees:
+    stored = [field.name for field in fields if field is not TREE_FIELD]
+    columns: dict[str, list[Any]] = {name: [row._mapping[name] for row in rows] for name in stored}
+    for name in _STORED_AS_JSON.keys() & columns.keys():
+        columns[name] = [None if text is None else json.loads(text) for text in columns[name]]
+    if TREE_FIELD in fields:
         trees = _trees(connection, job_id, start, num_rows)
         columns[TREE_FIELD.name] = [trees.get((row.row_index, row.forq_sample)) for row in rows]
     return [row.row_index - start for row in rows], columns
+
+
+def _column(name: str) -> Any:
+    table = Output if name in _OF_OUTPUT else RequestStats
+    return getattr(table, name.removeprefix("forq_")).label(name)
 
 
 def _trees(
@@ -218,7 +267,12 @@ def _trees(
     return trees
 
 
-class _ParquetSink:
+def open_sink(format: str, path: Path, schema: pa.Schema) -> "ParquetSink | JsonlSink":
+    """What writes record batches to a file, `parquet` or `jsonl`; a context manager."""
+    return (ParquetSink if format == "parquet" else JsonlSink)(path, schema)
+
+
+class ParquetSink:
     """Collects batches into row groups of a useful size; no statistics, whose footer would leak prompts."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
@@ -238,7 +292,7 @@ class _ParquetSink:
             self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema))
         self._waiting, self._waiting_bytes = [], 0
 
-    def __enter__(self) -> "_ParquetSink":
+    def __enter__(self) -> "ParquetSink":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -247,7 +301,7 @@ class _ParquetSink:
         self._writer.close()
 
 
-class _JsonlSink:
+class JsonlSink:
     """One JSON object a line; what JSON has no type for (dates, bytes, decimals) is written as text."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
@@ -258,7 +312,7 @@ class _JsonlSink:
         for row in zip(*columns, strict=True):
             self._file.write(_json_line(dict(zip(batch.schema.names, row, strict=True))) + "\n")
 
-    def __enter__(self) -> "_JsonlSink":
+    def __enter__(self) -> "JsonlSink":
         return self
 
     def __exit__(self, *_: object) -> None:

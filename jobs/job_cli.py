@@ -9,7 +9,8 @@ import click
 
 from jobs.console import Advance, print_json, print_table, progress
 from jobs.context import open_service
-from jobs.input_options import input_options, read_template
+from jobs.input_options import input_options, read_templates
+from jobs.remote.location import Location
 
 POLL_S = 0.5
 ENDED = ("completed", "failed", "cancelled")
@@ -50,10 +51,21 @@ job_argument = click.argument("job", metavar="JOB", callback=lambda ctx, param, 
     help="Part of the KV budget the job may hold while other jobs wait, above 0 to 1.  [default: 1]",
 )
 @click.option("--name", metavar="S", help="A name for the job.")
+@click.option("--webhook", metavar="URL", help="Tell this webhook of `forq webhooks add` how the job goes.")
 @click.option("--wait", "wait_for_end", is_flag=True, help="Wait until the job has ended.")
 @json_option
-def submit(file: Path, template: Path | None, wait_for_end: bool, as_json: bool, **options: Any) -> int:
+def submit(
+    file: Location,
+    template: Path | None,
+    system: Path | None,
+    turn: tuple[Path, ...],
+    wait_for_end: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Submit FILE, Parquet or OpenAI batch JSONL, as a job.
+
+    FILE may be a URL (s3://, gs://, file://) under one of storage.roots.
 
     Each row becomes one request. A row's own `sampling` struct column overrides the flags. Rows that cannot be asked
     end with an error; all others are answered.
@@ -63,7 +75,8 @@ def submit(file: Path, template: Path | None, wait_for_end: bool, as_json: bool,
       forq submit questions.parquet --prompt-column prompt --max-tokens 128 --wait
     """
     from jobs import doorbell
-    from jobs.submit import SubmitOptions, submit_file
+    from jobs.remote.files import input_file
+    from jobs.submit import SubmitOptions, check_options, submit_file
 
     names = ("max_tokens", "temperature", "top_p", "seed", "n")
     sampling = {name: options.pop(name) for name in names}
@@ -71,12 +84,13 @@ def submit(file: Path, template: Path | None, wait_for_end: bool, as_json: bool,
         model = options.pop("model") or settings.default_model
         submit_options = SubmitOptions(
             model=model,
-            template=read_template(template),
+            **read_templates(template, system, turn),
             sampling={name: value for name, value in sampling.items() if value is not None},
             **options,
         )
-        with progress() as advance:
-            submitted = submit_file(database, settings, file, submit_options, advance)
+        check_options(settings, submit_options)  # before anything is fetched
+        with progress() as advance, input_file(settings, file, advance) as path:
+            submitted = submit_file(database, settings, path, submit_options, advance)
         doorbell.ring(settings, model, submitted.num_shards)
         if as_json:
             print_json({"job_id": submitted.job_id})
@@ -84,7 +98,7 @@ def submit(file: Path, template: Path | None, wait_for_end: bool, as_json: bool,
             refused = f", {submitted.num_refused} refused" if submitted.num_refused else ""
             click.echo(f"job {submitted.job_id}: {submitted.num_rows} rows{refused}")
         if wait_for_end:
-            state = _wait(database, submitted.job_id, None)["state"]
+            state = wait_until_ended(database, submitted.job_id, None)["state"]
             return 0 if state == "completed" else 1
     return 0
 
@@ -104,7 +118,7 @@ def status(job: str, watch: bool, as_json: bool) -> int:
 
     with open_service() as (_, database):
         if watch:
-            _wait(database, job, None)
+            wait_until_ended(database, job, None)
         value = service.job_status(database, job)
     print_json(value) if as_json else _print_status(value)
     return 1 if value["state"] == "failed" else 0
@@ -123,7 +137,7 @@ def wait(job: str, timeout: float | None, as_json: bool) -> int:
       forq wait 01JDQXK8V0E3M5T9ZB4W6Y7N2A --timeout 600
     """
     with open_service() as (_, database):
-        value = _wait(database, job, timeout)
+        value = wait_until_ended(database, job, timeout)
     print_json(value) if as_json else _print_status(value)
     if value["state"] not in ENDED:
         click.echo(f"forq: still {value['state']} after {timeout} s: wait longer, or look at `forq ps`", err=True)
@@ -197,7 +211,8 @@ def retry(job: str, as_json: bool) -> None:
         _print_status(value)
 
 
-def _wait(database: Any, job_id: str, timeout_s: float | None) -> dict[str, Any]:
+def wait_until_ended(database: Any, job_id: str, timeout_s: float | None) -> dict[str, Any]:
+    """The job's status when it has ended, or when the time is over; progress and its trouble go to stderr."""
     from jobs import service
 
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

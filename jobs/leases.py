@@ -16,6 +16,7 @@ from db.session import Database
 from db.states import JobState, ShardState
 from jobs.ending import cancel_released_shards, settle_job, stalled_jobs
 from jobs.errors import LeaseLost
+from jobs.webhooks.events import announce
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,13 @@ def acquire(
     with database.write() as connection:
         # Passed over where it is locked: whoever holds it says so itself, or ends the job. A worker that was stopped
         # just there would stop the leasing of every other one.
-        connection.execute(
+        started = connection.execute(
             update(Job)
             .where(Job.id.in_(waiting.with_for_update(skip_locked=True)), Job.state == JobState.QUEUED)
             .values(state=JobState.RUNNING, started_at=db_now())
         )
+        if started.rowcount == 1:
+            announce(connection, row.job_id, JobState.RUNNING)
         kv_share = connection.execute(select(Job.kv_share).where(Job.id == row.job_id)).scalar_one()
     share = 1.0 if kv_share is None else kv_share
     return Lease(row.id, row.job_id, owner, row.lease_token, row.start_row, row.end_row, row.attempts, share)

@@ -1,41 +1,94 @@
 """The commands about answers: export, show, stats."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from jobs.console import print_json, print_table, progress
 from jobs.context import open_service
+from jobs.dataset.flags import dataset_flags, options_said
+from jobs.dataset.options import DATASET_FORMATS, ExportOptions
 from jobs.job_cli import job_argument, json_option
+from jobs.remote.location import LOCATION, Location
 
 
 @click.command()
 @job_argument
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("--format", "format_", type=click.Choice(["parquet", "jsonl"]), help="[default: by OUT's suffix]")
+@click.argument("out", type=LOCATION, required=False)
+@click.option("--format", "format_", type=click.Choice(["parquet", "jsonl", "openai", *DATASET_FORMATS]),
+              help="[default: by OUT's suffix]")  # fmt: skip
 @click.option("--failed", is_flag=True, help="Only rows that failed.")
 @click.option("--with-trees", is_flag=True, help="Add the thread trees (forq_tree).")
+@click.option("--with-logprobs", is_flag=True, help="Add the log probabilities that the job asked for (forq_logprobs).")
+@dataset_flags
 @json_option
-def export(job: str, out: Path, format_: str | None, failed: bool, with_trees: bool, as_json: bool) -> None:
+def export(
+    job: str,
+    out: Location | None,
+    format_: str | None,
+    failed: bool,
+    with_trees: bool,
+    with_logprobs: bool,
+    no_recipe: bool,
+    as_json: bool,
+    **dataset: Any,
+) -> None:
     """Write a job's input columns, untouched, with the result columns beside them, in input order.
 
-    It works while the job runs: rows without an answer have nulls. OUT appears only when it is whole.
+    It works while the job runs: rows without an answer have nulls. OUT appears only when it is whole; it may
+    be a URL (s3://, gs://, file://) under one of storage.roots.
+
+    The formats messages and sharegpt, a filter, --dedup and --test-share make a data set: only answers are written, and
+    what became of all of them is counted. OUT's suffix then says Parquet or JSON lines. A job that was made from a
+    recipe is exported as the recipe says, with what is said here over it.
+
+    The format openai is a line per row that has ended, as OpenAI's batches and `vllm run-batch` write them.
 
     \b
     Example:
       forq export 01JDQXK8V0E3M5T9ZB4W6Y7N2A answers.parquet
+      forq export 01JDQXK8V0E3M5T9ZB4W6Y7N2A sft.jsonl --format messages --finish-reason stop --dedup near
     """
+    from jobs.dataset.cli import export_as_said, print_export
+    from jobs.dataset.stored import export_options
     from jobs.export import export_job, format_of
+    from jobs.remote.files import output_file
 
-    chosen = format_ or format_of(out)
     with open_service() as (settings, database), progress() as advance:
-        done = export_job(
-            database, settings, job, out, format=chosen, failed_only=failed, with_trees=with_trees, progress=advance
-        )
-    if as_json:
-        print_json({"job_id": job, "file": str(done.path), "rows": done.num_rows})
+        whole = failed or with_trees or with_logprobs
+        base = ExportOptions() if no_recipe or whole else export_options(database, job)
+        options = options_said(base, {**dataset, "format": format_})
+        if out is None and options.out is None:
+            raise click.UsageError("Missing argument 'OUT'.")
+        target = out or LOCATION.convert(options.out, None, None)
+        if not options.is_plain:
+            if options.format == "openai":
+                raise click.UsageError("the format openai is not for a data set: use messages or sharegpt")
+            if whole:
+                raise click.UsageError("--failed, --with-trees and --with-logprobs are not for a data set")
+            printed = export_as_said(settings, database, job, target, options, advance)
+        else:
+            chosen = options.format or format_of(Path(target.name))
+            with output_file(settings, target, advance) as path:
+                done = export_job(
+                    database,
+                    settings,
+                    job,
+                    path,
+                    format=chosen,
+                    failed_only=failed,
+                    with_trees=with_trees,
+                    with_logprobs=with_logprobs,
+                    progress=advance,
+                )
+            printed = {"job_id": job, "file": str(target), "rows": done.num_rows}
+    if "counts" in printed:
+        print_export(printed, as_json)
+    elif as_json:
+        print_json(printed)
     else:
-        click.echo(f"{done.num_rows} rows in {done.path}")
+        click.echo(f"{printed['rows']} rows in {target}")
 
 
 @click.command()
@@ -90,6 +143,8 @@ def stats(job: str, as_json: bool) -> None:
         ["answers", value["num_samples"], None, None],
         ["answers that forked", value["forked_samples"], 0, None],
         ["prompt tokens", value["prompt_tokens"], None, None],
+        ["prompt tokens from the prefix cache", value["cached_prompt_tokens"], None, None],
+        ["prefix-cache hit rate", value["prefix_cache_hit_rate"], None, None],
         ["output tokens", value["output_tokens"], None, None],
         ["threads", value["threads"], value["num_samples"], None],
         ["threads of an answer, mean", value["mean_threads"], 1, None],

@@ -71,6 +71,16 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """An answer before a sample's last one."""
+
+    content: str
+    finish_reason: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SampleResult:
     text: str
     finish_reason: str
@@ -79,6 +89,13 @@ class SampleResult:
     stats: Stats | None
     """None where the engine gave no receipt: an operator's own scheduler."""
     nodes: tuple[Node, ...]
+    turns: tuple[Turn, ...] = ()
+    """The answers before this one, of a row with several turns; everything else here is of the last."""
+    logprobs: str | None = None
+    """JSON, where they were asked for: of each token its text (`token`), its `logprob`, and the likeliest ones at its
+    place (`top`)."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the engine's prefix cache served; None where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +243,17 @@ def _rows_of(completed: list[RowResult]) -> tuple[list[dict[str, Any]], list[dic
                     "finish_reason": sample.finish_reason,
                     "prompt_tokens": sample.prompt_tokens,
                     "output_tokens": sample.output_tokens,
+                    "turns": _turns_json(sample.turns),
+                    "logprobs": sample.logprobs,
+                    "cached_tokens": sample.cached_tokens,
                 }
             )
             if sample.stats is not None:
                 stats.append({**key, **asdict(sample.stats)})
             nodes.extend({**key, **asdict(node)} for node in sample.nodes)
     return outputs, stats, nodes
+
+
+def _turns_json(turns: tuple[Turn, ...]) -> str | None:
+    found = [{**asdict(turn), "content": storable(turn.content)} for turn in turns]
+    return json.dumps(found, ensure_ascii=False) if found else None

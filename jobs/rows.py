@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+from jinja2 import Template
 from pydantic import BaseModel, ConfigDict
 
+from jobs.batch_bodies import read_body
 from jobs.columns import is_messages, is_text, to_python
 from jobs.errors import BadInput
-from jobs.messages import BadText, RowError, check_messages, storable, storable_error
+from jobs.messages import MAX_MESSAGES, BadText, RowError, check_messages, storable, storable_error
 from jobs.sampling import Sampling, parse_sampling, sampling_fields
 from jobs.settings import Limits
 from jobs.source import BATCH_LINE_SCHEMA, require_column
 from jobs.templates import compile_template
+from jobs.turns import MAX_TURNS, TurnTemplate
 
 SAMPLING_COLUMN = "sampling"
-CHAT_URL, COMPLETIONS_URL = "/v1/chat/completions", "/v1/completions"
 
 
 class Mapping(BaseModel):
@@ -34,6 +36,14 @@ class Mapping(BaseModel):
     template: str | None = None
     id_column: str | None = None
     has_sampling: bool = False
+    system: str | None = None
+    """A template, of the message that comes before all others."""
+    turn: tuple[str, ...] = ()
+    """Templates of the questions after the first answer."""
+
+    def said(self) -> dict[str, Any]:
+        """As plain data. What was not said is left out, where a job of a version before has no such key."""
+        return self.model_dump(exclude={name for name in ("system", "turn") if not getattr(self, name)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,8 @@ def make_mapping(
     messages_column: str | None = None,
     template: str | None = None,
     id_column: str | None = None,
+    system: str | None = None,
+    turn: tuple[str, ...] = (),
 ) -> Mapping:
     """Decide how rows become prompts, and check that the file has the columns with usable types.
 
@@ -62,6 +74,26 @@ def make_mapping(
         BadInput: more than one way given, a column missing or of another type, a template that does not parse or
             uses a column the file does not have, unknown fields in the `sampling` struct.
     """
+    mapping = _first_question(schema, path, prompt_column, messages_column, template, id_column)
+    if system is None and not turn:
+        return mapping
+    if mapping.kind == "batch_lines":
+        raise BadInput(f"{path.name} holds OpenAI batch lines, each a whole request: --system and --turn do not apply")
+    if len(turn) >= MAX_TURNS:
+        raise BadInput(f"there are {len(turn) + 1} turns, the limit is {MAX_TURNS}")
+    mapping = mapping.model_copy(update={"system": system, "turn": tuple(turn)})
+    _later_templates(mapping, schema.names)
+    return mapping
+
+
+def _first_question(
+    schema: pa.Schema,
+    path: Path,
+    prompt_column: str | None,
+    messages_column: str | None,
+    template: str | None,
+    id_column: str | None,
+) -> Mapping:
     given = [name for name in (prompt_column, messages_column, template) if name is not None]
     if len(given) > 1:
         raise BadInput("give one of --prompt-column, --messages-column and --template, not several")
@@ -99,7 +131,7 @@ def make_mapping(
 
 def columns_of(mapping: Mapping) -> list[str] | None:
     """The columns to read; None for all (a template may use any)."""
-    if mapping.kind == "template":
+    if mapping.kind == "template" or mapping.system is not None or mapping.turn:
         return None
     if mapping.kind == "batch_lines":
         return list(BATCH_LINE_SCHEMA.names)
@@ -110,11 +142,22 @@ def columns_of(mapping: Mapping) -> list[str] | None:
 class RowReader:
     """Prepares the rows of batches that all come from one file."""
 
-    def __init__(self, mapping: Mapping, schema: pa.Schema, limits: Limits, model: str) -> None:
+    def __init__(
+        self,
+        mapping: Mapping,
+        schema: pa.Schema,
+        limits: Limits,
+        model: str,
+        decoding: str | None = "ar",
+        also_called: str | None = None,
+    ) -> None:
+        """What batch lines may say: `model` or its other name `also_called`; `decoding`, any where it is None."""
         self._mapping = mapping
         self._limits = limits
-        self._model = model
+        self._names = (model,) if also_called is None else (model, also_called)
+        self._decoding = decoding
         self._template = compile_template(mapping.template, schema.names) if mapping.template is not None else None
+        self._system, self._turns = _later_templates(mapping, schema.names)
 
     def prepare(self, batch: pa.RecordBatch) -> Iterator[PreparedRow]:
         """Yield one `PreparedRow` per row of the batch, in order."""
@@ -142,14 +185,20 @@ class RowReader:
         return PreparedRow(custom_id=custom_id, payload=text, sampling=_sampling_json(sampling))
 
     def _payload(self, row: dict[str, Any]) -> dict[str, Any]:
+        payload = self._first_payload(row)
+        if self._system is None and not self._turns:
+            return payload
+        messages = payload.get("messages") or [{"role": "user", "content": payload["prompt"]}]
+        if self._system is not None:
+            messages = _with_system(messages, _rendered(self._system, row))
+        if len(messages) + 2 * len(self._turns) > MAX_MESSAGES:
+            raise RowError("invalid_messages", f"with its turns the row has over {MAX_MESSAGES} messages")
+        turns = [_rendered(turn, row) for turn in self._turns]
+        return {"messages": messages, "turns": turns} if turns else {"messages": messages}
+
+    def _first_payload(self, row: dict[str, Any]) -> dict[str, Any]:
         if self._template is not None:
-            try:
-                return {"prompt": _check_prompt(self._template.render(row), "the rendered template")}
-            except RowError:
-                raise
-            except Exception as error:  # any filter or operator of a user's template may raise anything
-                text = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise RowError("template_failed", f"the template failed on this row: {text}") from None
+            return {"prompt": _check_prompt(_rendered(self._template, row), "the rendered template")}
         assert self._mapping.column is not None
         value = row[self._mapping.column]
         if self._mapping.kind == "prompt":
@@ -167,25 +216,38 @@ class RowReader:
             raise RowError("invalid_sampling", str(error)) from None
 
     def _from_batch_line(self, row: dict[str, Any]) -> tuple[dict[str, Any], Sampling | None]:
-        try:
-            body = json.loads(row["body"])
-        except (ValueError, RecursionError):  # it was read before, but with less of the stack in use
-            raise RowError("invalid_request", "body is nested too deeply: flatten it") from None
         if row["method"] != "POST":
             raise RowError("invalid_request", f"method is {row['method']!r}: only POST is served")
-        if body.pop("model", self._model) != self._model:
-            raise RowError("invalid_request", f"body.model is another than the job's, {self._model!r}: submit it apart")
-        if body.pop("stream", False):
-            raise RowError("invalid_request", "stream is true: a batch cannot stream, leave it out")
-        if "max_completion_tokens" in body:
-            body["max_tokens"] = body.pop("max_completion_tokens")
-        if row["url"] == CHAT_URL:
-            payload: dict[str, Any] = {"messages": check_messages(body.pop("messages", None))}
-        elif row["url"] == COMPLETIONS_URL:
-            payload = {"prompt": _check_prompt(body.pop("prompt", None), "body.prompt"), "raw": True}
-        else:
-            raise RowError("invalid_request", f"url is {row['url']!r}: {CHAT_URL} and {COMPLETIONS_URL} are served")
-        return payload, self._sampling(body)
+        payload, said = read_body(row["body"], row["url"], self._names, self._decoding)
+        if "prompt" in payload:
+            _check_prompt(payload["prompt"], "body.prompt")
+        return payload, self._sampling(said)
+
+
+def _later_templates(mapping: Mapping, columns: list[str]) -> tuple[Template | None, list[TurnTemplate]]:
+    """Raises BadInput: one of them does not parse or uses a column the file does not have."""
+    system = mapping.system
+    first = compile_template(system, columns, "the system template") if system is not None else None
+    return first, [TurnTemplate(source, columns, number) for number, source in enumerate(mapping.turn, start=2)]
+
+
+def _rendered(template: Template | TurnTemplate, row: dict[str, Any]) -> Any:
+    try:
+        return template.render(row)
+    except RowError:
+        raise
+    except Exception as error:  # any filter or operator of a user's template may raise anything
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RowError("template_failed", f"the template failed on this row: {text}") from None
+
+
+def _with_system(messages: list[dict[str, str]], text: str) -> list[dict[str, str]]:
+    """Text of white space alone is none: a template may leave the message out on some rows."""
+    if not text.strip():
+        return messages
+    if any(message["role"] == "system" for message in messages):
+        raise RowError("invalid_messages", "the conversation has a system message: leave it out, or --system")
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _check_prompt(value: Any, what: str) -> str:

@@ -3,6 +3,7 @@
 Every answer is a dict with the keys of the command line's `--json`, which the REST API returns as they are.
 """
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -126,6 +127,7 @@ def request_detail(database: Database, job_id: str, row_index: int) -> dict[str,
         {
             "sample": output.sample,
             "output": output.text,
+            "turns": json.loads(output.turns) if output.turns else [],
             "finish_reason": output.finish_reason,
             "prompt_tokens": output.prompt_tokens,
             "output_tokens": output.output_tokens,
@@ -171,6 +173,10 @@ def job_stats(database: Database, job_id: str) -> dict[str, Any]:
             func.count().label("num_samples"),
             func.coalesce(func.sum(Output.prompt_tokens), 0).label("prompt_tokens"),
             func.coalesce(func.sum(Output.output_tokens), 0).label("output_tokens"),
+            func.coalesce(func.sum(Output.cached_tokens), 0).label("cached_prompt_tokens"),
+            func.coalesce(func.sum(case((Output.cached_tokens.is_not(None), Output.prompt_tokens), else_=0)), 0).label(
+                "cacheable_prompt_tokens"
+            ),
             func.coalesce(func.max(RequestStats.max_width), 0).label("max_width"),
             func.coalesce(func.max(RequestStats.threads), 0).label("max_threads"),
             func.coalesce(func.sum(case((RequestStats.forks > 0, 1), else_=0)), 0).label("forked_samples"),
@@ -186,12 +192,14 @@ def job_stats(database: Database, job_id: str) -> dict[str, Any]:
     with database.read() as connection:
         row = connection.execute(statement).one()
     sums = {name: int(value) for name, value in row._mapping.items() if name not in _DRAFTING}
+    num_cacheable = sums.pop("cacheable_prompt_tokens")  # of engines that say what their cache served
     return {
         "job_id": job_id,
         "state": status["state"],
         "decoding": status["decoding"],
         "counts": status["counts"],
         **sums,
+        "prefix_cache_hit_rate": _ratio(sums["cached_prompt_tokens"], num_cacheable),
         "sequential_steps": sums["output_tokens"],
         "mean_threads": _ratio(sums["threads"], sums["num_samples"]),
         "forked_share": _ratio(sums["forked_samples"], sums["num_samples"]),

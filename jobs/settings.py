@@ -15,8 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from jobs.api_settings import ApiSettings
+from jobs.batch_settings import BatchSettings
 from jobs.errors import BadInput
 from jobs.reference_settings import ReferenceSettings
+from jobs.storage_settings import StorageSettings
+from jobs.webhook_settings import WebhookSettings
 
 DEFAULT_MODEL = "smollm2-135m"
 BUNDLED_APAR_MODEL = "smollm2-135m-apar"
@@ -142,13 +145,18 @@ class ModelAlias(BaseModel):
 
 
 class Limits(BaseModel):
-    """What a submitted file may hold at most. Each refusal names the limit, so it can be raised here."""
+    """What a submitted file may hold, and a tenant have in the queue, at most. Each refusal names the limit, so it can
+    be raised here."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_rows: int = Field(default=100_000_000, ge=1)
     max_cell_bytes: int = Field(default=4 << 20, ge=1)
     max_upload_bytes: int = Field(default=4 << 30, ge=1)
+    max_queued_jobs: int = Field(default=10_000, ge=1)
+    """Jobs of one tenant that have not ended."""
+    max_queued_rows: int = Field(default=100_000_000, ge=1)
+    """Rows of them that have not."""
     submit_memory_bytes: int = Field(default=4 << 30, ge=512 << 20)
     """Address space of the process that reads a submitted file."""
     submit_stall_s: int = Field(default=60, ge=1)
@@ -234,6 +242,9 @@ class Settings(BaseSettings):
     queue: QueueSettings = QueueSettings()
     drop: DropSettings = DropSettings()
     limits: Limits = Limits()
+    webhooks: WebhookSettings = WebhookSettings()
+    storage: StorageSettings = StorageSettings()
+    batches: BatchSettings = BatchSettings()
 
     @field_validator("database_url")
     @classmethod

@@ -30,6 +30,10 @@ def _tree_of(sample: dict[str, Any]) -> "Tree":
         head += f", {_count(sample['stats']['threads'], 'thread')}, {_count(sample['stats']['steps'], 'step')}"
         head += _drafting_of(sample["stats"])
     top = Tree(Text(head))
+    for number, turn in enumerate(sample["turns"], start=1):
+        label = Text(f"turn {number}: {turn['output_tokens']} tokens, {turn['finish_reason']}", style="dim")
+        label.append("\n" + without_controls(turn["content"]), style="not dim")
+        top.add(label)
     if not sample["tree"]:
         top.add(Text(without_controls(sample["output"])))
     inside: dict[int, Tree] = {}

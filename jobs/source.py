@@ -138,6 +138,12 @@ def iter_batches(file: pq.ParquetFile, columns: list[str] | None, name: str) -> 
         raise BadInput(f"{name} is damaged after row {num_read} ({first_line(error)}): write it again") from None
 
 
+def max_line_bytes(limits: Limits) -> int:
+    """A line is read up to this, so that a file without line ends does not fill the memory. JSON may write a character
+    in six bytes."""
+    return 6 * limits.max_cell_bytes + (64 << 10)
+
+
 def jsonl_to_parquet(
     source: Path,
     target: Path,
@@ -158,14 +164,11 @@ def jsonl_to_parquet(
     num_bytes = source.stat().st_size
     with source.open("rb") as lines, pq.ParquetWriter(target, BATCH_LINE_SCHEMA, write_statistics=False) as writer:
         chunk: list[dict[str, str]] = []
-        # A line is read up to a limit, so that a file without line ends does not fill the memory. JSON may write a
-        # character in six bytes.
-        max_line_bytes = 6 * limits.max_cell_bytes + (64 << 10)
-        for number, line in enumerate(iter(lambda: lines.readline(max_line_bytes + 1), b""), start=1):
-            if len(line) > max_line_bytes:
+        longest = max_line_bytes(limits)
+        for number, line in enumerate(iter(lambda: lines.readline(longest + 1), b""), start=1):
+            if len(line) > longest:
                 raise BadInput(
-                    f"{source.name} line {number} has over {max_line_bytes} bytes: shorten it or raise "
-                    "limits.max_cell_bytes"
+                    f"{source.name} line {number} has over {longest} bytes: shorten it or raise limits.max_cell_bytes"
                 )
             if not line.strip():
                 continue

@@ -7,7 +7,7 @@ lock, and workers must not wait for a template to be rendered a million times.
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from db.models import DEFAULT_TENANT, Job, Shard
 from db.models import Request as RequestRow
 from db.session import Database
 from db.states import JobState, RequestState, ShardState
-from jobs import store
+from jobs import depth, idempotency, store
 from jobs.confined import read_confined
 from jobs.errors import BadInput, Unavailable
 from jobs.forking import check_decoding
@@ -31,12 +31,17 @@ from jobs.rows import Mapping
 from jobs.sampling import Sampling, parse_sampling
 from jobs.settings import Settings
 from jobs.source import Progress, first_line
+from jobs.webhooks.registry import named
 
 MAX_NAME_CHARS = 200
 MAX_PRIORITY = 1000
 INSERT_ROWS = 4096
 
 _REQUEST_COLUMNS = ("job_id", "row_index", "state", *ROW_COLUMNS)
+
+
+Also = Callable[[Connection, str], None]
+"""What else belongs into the transaction of a job, of this id; an exception rolls it back."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,9 @@ class SubmitOptions:
     messages_column: str | None = None
     template: str | None = None
     id_column: str | None = None
+    system: str | None = None
+    turn: tuple[str, ...] = ()
+    """Templates of the later turns, in order."""
     decoding: str = "ar"
     sampling: dict[str, Any] = field(default_factory=dict)
     priority: int = 0
@@ -57,7 +65,13 @@ class SubmitOptions:
     tenant: str = DEFAULT_TENANT
     """Who may see the job over the API; never said by a form or a job file, only by who asks."""
     dedupe: bool = False
-    """The same content with the same options is one job of the tenant (the drop folder)."""
+    """The same content with the same options is one job of the tenant (the drop folder, recipes)."""
+    idempotency_key: str | None = None
+    """Of the API's client: jobs/idempotency.py."""
+    recipe: str | None = None
+    """The recipe file it is made from, in the words it is stored in."""
+    webhook: str | None = None
+    """The address of a webhook of the tenant: it hears of the job, also where it hears only of those that name it."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +93,13 @@ def submit_file(
 
     Raises:
         BadInput: options or file cannot be used; one line that says what, which limit, and what to do.
+        QueueFull: the tenant has as much in the queue as it may.
+        Conflict: the idempotency key belongs to another submit.
     """
     sampling = check_options(settings, options)
     report = progress or (lambda phase, done, total: None)
+    if options.webhook is not None:  # before a file is read for nothing
+        named(database, options.webhook, options.tenant)
     try:
         return _submit(database, settings, path, options, sampling, report)
     except OSError as error:  # the scratch folder or the disk, not the file: that one raises BadInput
@@ -103,11 +121,44 @@ def _submit(
             template=options.template,
             id_column=options.id_column,
             shard_rows=settings.queue.shard_rows,
+            system=options.system,
+            turn=tuple(options.turn),
+            decoding=options.decoding,
+            # Files made for `vllm run-batch` name the model as the hub does. Over the API that would tell what an alias
+            # stands for.
+            also_called=settings.model(options.model).hub_id if options.source != "api" else None,
         )
+        may_exist = options.dedupe or idempotency.is_used(database, options.tenant, options.idempotency_key)
+        if not may_exist:  # what is a job already adds nothing to the queue
+            depth.check(database, settings.limits, options.tenant, 1)
         reading = read_confined(request, settings.limits, Path(scratch), report)
+        if not may_exist:
+            depth.check(database, settings.limits, options.tenant, reading.num_to_answer)
         data_key = store.keep(settings, reading.kept, version=reading.version)
         dedupe_key = _dedupe_key(data_key, reading.mapping, sampling, options) if options.dedupe else None
-        return _insert(database, settings, options, sampling, reading, data_key, dedupe_key, report)
+        if options.idempotency_key is not None:
+            dedupe_key = idempotency.dedupe_key(options.idempotency_key)
+        submitted = _insert(database, settings, options, sampling, reading, data_key, dedupe_key, report)
+        if options.idempotency_key is not None and not submitted.is_new:
+            names = ("model", "decoding", "priority", "kv_share", "name")
+            said = {"data_key": data_key, "mapping": reading.mapping.said(), "sampling": sampling.said()}
+            idempotency.check_same(database, submitted.job_id, said | {name: getattr(options, name) for name in names})
+        return submitted
+
+
+def submit_reading(
+    database: Database, settings: Settings, options: SubmitOptions, reading: Reading, report: Progress, also: Also
+) -> Submitted:
+    """`submit_file` for a file that was read already; `also` is done in the job's transaction.
+
+    Raises:
+        BadInput, QueueFull: as `submit_file`.
+        OSError: the file cannot be stored.
+    """
+    sampling = check_options(settings, options)
+    depth.check(database, settings.limits, options.tenant, reading.num_to_answer)
+    data_key = store.keep(settings, reading.kept, version=reading.version)
+    return _insert(database, settings, options, sampling, reading, data_key, None, report, also)
 
 
 def check_options(settings: Settings, options: SubmitOptions) -> Sampling:
@@ -129,7 +180,9 @@ def _dedupe_key(data_key: str, mapping: Mapping, sampling: Sampling, options: Su
     options_said: list[Any] = [options.model, options.decoding, options.priority, options.name]
     if options.kv_share is not None:
         options_said.append(options.kv_share)
-    said = [data_key, *options_said, mapping.model_dump(), sampling.said()]
+    if options.recipe is not None:  # a recipe's job is never a dropped file's, which has none stored
+        options_said.append("recipe")
+    said = [data_key, *options_said, mapping.said(), sampling.said()]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
@@ -142,10 +195,12 @@ def _insert(
     data_key: str,
     dedupe_key: str | None,
     report: Progress,
+    also: Also = lambda connection, job_id: None,
 ) -> Submitted:
     job_id = str(ULID())
     num_shards = len(reading.failed_per_shard)
     num_refused = sum(reading.failed_per_shard)
+    webhook_id = None if options.webhook is None else named(database, options.webhook, options.tenant)
     try:
         with database.write() as connection:
             connection.execute(
@@ -157,20 +212,25 @@ def _insert(
                     model=options.model,
                     decoding=options.decoding,
                     sampling=sampling.said(),
-                    mapping=reading.mapping.model_dump(),
+                    mapping=reading.mapping.said(),
                     source=options.source,
                     data_key=data_key,
                     dedupe_key=dedupe_key,
                     priority=options.priority,
                     kv_share=options.kv_share,
                     num_rows=reading.num_rows,
+                    recipe=options.recipe,
+                    webhook_id=webhook_id,
                     created_at=db_now(),
                 )
             )
+            # After the job: a file that is one already, or is just becoming one, is found out before it counts.
+            depth.claim(connection, settings.limits, options.tenant, reading.num_to_answer, job_id)
             _insert_shards(connection, settings, options, job_id, reading)
             for start, rows in _request_tuples(reading, job_id):
                 _insert_requests(connection, database.is_sqlite, rows)
                 report("storing", start + len(rows), reading.num_rows)
+            also(connection, job_id)
     except IntegrityError:
         if dedupe_key is None:
             raise

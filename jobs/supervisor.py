@@ -1,8 +1,8 @@
 """Runs the parts of the service on this machine as one process tree, restarts what dies, and leaves nothing behind.
 
 Every part is a process of its own session, so that Ctrl-C reaches the supervisor alone, which then stops the parts in
-order: first what brings work in, then the worker, which drains, then the broker. The kernel tells each part when the
-supervisor itself is killed (PR_SET_PDEATHSIG), so nothing outlives it either way.
+order: first what brings work in, then the worker, which drains, then what tells of it, then the broker. The kernel
+tells each part when the supervisor itself is killed (PR_SET_PDEATHSIG), so nothing outlives it either way.
 """
 
 import contextlib
@@ -108,7 +108,9 @@ class Supervisor:
             Part("worker", [*forq, "worker", "--model", self.model], self._worker_ready, drain_s + STOP_TIMEOUT_S),
             Part("api", [*forq, "api"], self._api_ready),
             Part("watch", [*forq, "watch"], lambda part: _is_registered(settings, part)),
-        ]
+            *([Part("webhooks", [*forq, "webhooks", "send"], lambda part: _is_registered(settings, part))]
+              if settings.webhooks.allow else []),
+        ]  # fmt: skip
 
     def _start(self, part: Part) -> None:
         command = list(part.command)
@@ -184,8 +186,8 @@ class Supervisor:
         self.stopping = True
 
     def _stop_all(self) -> None:
-        order = {"watch": 0, "api": 0, "worker": 1}
-        for stage in (0, 1):
+        order = {"watch": 0, "api": 0, "worker": 1, "webhooks": 2}
+        for stage in (0, 1, 2):
             for part in self.parts:
                 if order[part.role] == stage and part.alive and part.process is not None:
                     part.process.send_signal(signal.SIGTERM)

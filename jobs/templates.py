@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateError, meta
+from jinja2 import StrictUndefined, Template, TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -12,6 +12,7 @@ from jobs.source import first_line
 
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_POWER, MAX_REPEATED = 1000, 1 << 20
+_NOT_PARSED = (TemplateError, SyntaxError, RecursionError, ValueError, OverflowError)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -35,16 +36,29 @@ def _no_null(value: Any) -> Any:
     return value
 
 
-def compile_template(source: str, columns: list[str]) -> Template:
-    """Raises BadInput: it does not parse, is too long, or uses a column the file does not have."""
+def parse_template(source: str, what: str = "the template") -> nodes.Template:
+    """Raises BadInput: it does not parse, or is too long."""
     if len(source) > MAX_TEMPLATE_CHARS:
-        raise BadInput(f"the template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
-    environment = _Sandbox(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_no_null)
+        raise BadInput(f"{what} has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
     try:
-        unknown = sorted(meta.find_undeclared_variables(environment.parse(source)) - {*columns, *environment.globals})
+        return _environment().parse(source)
+    except _NOT_PARSED as error:
+        raise BadInput(f"{what} does not parse: {first_line(error)}") from None
+
+
+def compile_template(source: str, columns: list[str], what: str = "the template") -> Template:
+    """Raises BadInput: it does not parse, is too long, or uses a column the file does not have."""
+    tree = parse_template(source, what)
+    environment = _environment()
+    try:
+        unknown = sorted(meta.find_undeclared_variables(tree) - {*columns, *environment.globals})
         template = environment.from_string(source)
-    except (TemplateError, SyntaxError, RecursionError, ValueError, OverflowError) as error:
-        raise BadInput(f"the template does not parse: {first_line(error)}") from None
+    except _NOT_PARSED as error:
+        raise BadInput(f"{what} does not parse: {first_line(error)}") from None
     if unknown:
-        raise BadInput(f"the template uses {', '.join(unknown)}; the file's columns are {', '.join(columns)}")
+        raise BadInput(f"{what} uses {', '.join(unknown)}; the file's columns are {', '.join(columns)}")
     return template
+
+
+def _environment() -> _Sandbox:
+    return _Sandbox(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_no_null)

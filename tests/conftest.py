@@ -4,10 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+from small_disks import small_disk
 
 from jobs.errors import Unavailable
 from jobs.settings import DEFAULT_MODEL, get_settings
 from worker.models import resolve_model
+
+__all__ = ["small_disk"]
 
 
 @pytest.fixture(scope="session")

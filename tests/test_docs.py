@@ -1,6 +1,7 @@
 """The documentation agrees with the code: settings, error codes, links, commands and TOML examples."""
 
 import ast
+import itertools
 import json
 import re
 import shlex
@@ -15,11 +16,17 @@ from pydantic import BaseModel
 
 from db.states import JobState
 from jobs.api_settings import ApiSettings
+from jobs.batch_settings import BatchSettings
 from jobs.cli import forq
+from jobs.dataset.options import ExportOptions
+from jobs.dataset.recipe import Recipe as RunRecipe
+from jobs.dataset.recipe import parse_recipe
 from jobs.drop.job_toml import JobFile
-from jobs.export import RESULT_FIELDS, TREE_FIELD, TREE_TYPE
+from jobs.export import RESULT_FIELDS, TREE_FIELD, TREE_TYPE, TURNS_FIELD
 from jobs.sampling import sampling_fields
 from jobs.settings import DropSettings, Limits, ModelAlias, QueueSettings, Settings
+from jobs.storage_settings import StorageSettings
+from jobs.webhook_settings import WebhookSettings
 from worker.bootstrap.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +40,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "drop": DropSettings,
     "limits": Limits,
     "api": ApiSettings,
+    "batches": BatchSettings,
+    "webhooks": WebhookSettings,
+    "storage": StorageSettings,
 }
 
 
@@ -98,7 +108,7 @@ def test_no_page_names_a_setting_that_does_not_exist() -> None:
 
 def test_the_defaults_in_the_tables_are_those_of_the_code() -> None:
     text = prose(CONFIGURATION)
-    for section in ("queue", "drop", "limits", "api"):
+    for section in ("queue", "drop", "limits", "api", "batches", "webhooks", "storage"):
         for name, field in SECTIONS[section].model_fields.items():
             if not isinstance(field.default, int | float):
                 continue
@@ -112,6 +122,8 @@ def test_toml_examples_are_accepted(block: Block) -> None:
     values = tomllib.loads(block.text)
     if "job.toml" in block.text:
         JobFile.model_validate(values)
+    elif block.text.startswith("# recipe.toml"):
+        parse_recipe(block.text, str(block))
     elif "[answers]" in block.text:
         assert Recipe.model_validate(values) == Recipe(), "the page says that it shows the defaults"
     else:
@@ -179,8 +191,16 @@ def test_every_result_column_is_in_the_quick_start_with_its_type() -> None:
     for field in RESULT_FIELDS:
         assert f"| `{field.name}` | {field.type} |" in text, field.name
     assert f"`{TREE_FIELD.name}`" in text
-    names = ", ".join(TREE_TYPE.value_type.field(i).name for i in range(TREE_TYPE.value_type.num_fields))
-    assert f"list<struct<{names}>>" in text
+    assert f"`{TURNS_FIELD.name}`" in text
+    for kind in (TREE_TYPE.value_type, TURNS_FIELD.type.value_type):
+        names = ", ".join(kind.field(i).name for i in range(kind.num_fields))
+        assert f"list<struct<{names}>>" in text
+
+
+def test_every_key_of_a_recipe_is_in_its_page() -> None:
+    named = in_backticks(prose(ROOT / "docs" / "synthetic-data.md"))
+    assert set(RunRecipe.model_fields) - {"sampling", "export"} <= named
+    assert set(ExportOptions.model_fields) <= named
 
 
 def test_every_sampling_value_and_key_of_a_job_file_is_in_the_quick_start() -> None:
@@ -252,7 +272,7 @@ def test_the_readme_names_the_two_commands() -> None:
 
 def forq_commands(block: Block) -> Iterator[list[str]]:
     """The `forq …` command lines of a shell block; a console's output lines are passed over."""
-    for line in block.text.splitlines():
+    for line in block.text.replace("\\\n", " ").splitlines():
         if block.language == "console":
             if not line.startswith("$ "):
                 continue
@@ -260,6 +280,7 @@ def forq_commands(block: Block) -> Iterator[list[str]]:
         words = shlex.split(line, comments=True)
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             words = words[1:]
+        words = list(itertools.takewhile(lambda word: word not in (">", "|"), words))
         if words[:1] == ["forq"]:
             yield words[1:]
 

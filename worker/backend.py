@@ -63,6 +63,10 @@ class Finished:
     """The restored answer, the last end-of-sequence token included."""
     receipt: Receipt | None
     """None from an engine whose scheduler is not ours."""
+    logprobs: str | None = None
+    """As JSON, where the sample asked for them: see `jobs.results.SampleResult`."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the prefix cache served; None from an engine that does not say."""
 
 
 @dataclass(frozen=True, slots=True)

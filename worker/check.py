@@ -47,7 +47,8 @@ class DryRun:
         outcome = self._try(row)
         if isinstance(outcome, RowInFlight):
             self.prompt_lengths.append(outcome.num_prompt_tokens)
-            self.num_output_tokens += sum(sample.max_tokens for sample in outcome.samples)
+            # The prompts of later turns hold answers, which no dry run knows: only the first is counted.
+            self.num_output_tokens += outcome.num_turns * sum(sample.max_tokens for sample in outcome.samples)
         else:
             code, message = outcome
             self.codes[code] += 1
@@ -106,7 +107,9 @@ def check_file(
     ):
         mapping = make_mapping(source.file.schema_arrow, path, **columns)
         dry_run = DryRun(settings, model, base, say)
-        reader = RowReader(mapping, source.file.schema_arrow, settings.limits, model)
+        # As submit reads it, with whatever decoding will be said there.
+        names = (model, None, settings.model(model).hub_id)
+        reader = RowReader(mapping, source.file.schema_arrow, settings.limits, *names)
         for batch in iter_batches(source.file, columns_of(mapping), path.name):
             for row in reader.prepare(batch):
                 dry_run.add(row)

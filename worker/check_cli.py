@@ -7,7 +7,8 @@ import click
 
 from jobs.console import print_json, print_table, progress
 from jobs.context import open_service
-from jobs.input_options import input_options, read_template
+from jobs.input_options import input_options, read_templates
+from jobs.remote.location import Location
 
 
 @click.command()
@@ -15,9 +16,11 @@ from jobs.input_options import input_options, read_template
 @click.option("--tokens-per-second", type=float, metavar="F", help="For the ETA.  [default: as the last job ran]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
-    file: Path,
+    file: Location,
     model: str | None,
     template: Path | None,
+    system: Path | None,
+    turn: tuple[Path, ...],
     max_tokens: int | None,
     tokens_per_second: float | None,
     as_json: bool,
@@ -33,20 +36,23 @@ def check(
       forq check questions.parquet --model smollm2-135m
     """
     from jobs.errors import BadInput
+    from jobs.remote.files import input_file
     from jobs.service import measured_tokens_per_s
     from worker.check import check_file
 
     if tokens_per_second is not None and not tokens_per_second > 0:
         raise BadInput(f"--tokens-per-second is {tokens_per_second}: it must be above 0")
-    columns["template"] = read_template(template)
+    columns.update(read_templates(template, system, turn))
     with open_service() as (settings, database), progress() as advance:
         alias = model or settings.default_model
         settings.model(alias)
         rate = tokens_per_second or measured_tokens_per_s(database, alias)
-        report = check_file(
-            settings, alias, file, max_tokens=max_tokens, columns=columns,
-            say=lambda line: click.echo(line, err=True), progress=advance,
-        )  # fmt: skip
+        with input_file(settings, file, advance) as path:
+            report = check_file(
+                settings, alias, path, max_tokens=max_tokens, columns=columns,
+                say=lambda line: click.echo(line, err=True), progress=advance,
+            )  # fmt: skip
+        report["file"] = str(file)
     report["tokens_per_second"] = rate
     report["eta_s_at_most"] = round(report["output_tokens_at_most"] / rate, 1) if rate else None
     if as_json:

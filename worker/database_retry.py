@@ -1,5 +1,6 @@
 """Waits out a database that is away for a while: work pauses with one log line and goes on."""
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -14,32 +15,49 @@ log = structlog.get_logger()
 
 
 class Outage:
-    """What a process's many loops say of the database together: one line when it goes, one when it is back."""
+    """What a process's many loops say of database or broker together: one line when it goes, one when it is back.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    It is back when everybody whom it had failed has been served: on a full disk small writes succeed beside large ones
+    that do not, and reads always.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, of: str = "database") -> None:
         self._clock = clock
+        self._of = of
         self._lock = threading.Lock()
         self._began: float | None = None
+        self._failed: set[object] = set()
 
-    def note(self, error: BaseException | None) -> None:
+    def note(self, who: object, error: BaseException | None) -> None:
         with self._lock:
+            self._failed.add(who)
             if self._began is not None:
                 return
             self._began = self._clock()
-        log.warning("database_unreachable", reason=type(error).__name__)
+        log.warning(f"{self._of}_unreachable", reason=reason_of(error))
 
-    def over(self) -> None:
-        """Something reached the database."""
+    def over(self, who: object) -> None:
+        """It has done what it was asked for, or nobody asks for that any more."""
         if self._began is None:  # nearly always, and without the lock
             return
         with self._lock:
+            self._failed.discard(who)
+            if self._failed or self._began is None:
+                return
             began, self._began = self._began, None
-        if began is not None:
-            log.info("database_back", after_s=round(self._clock() - began, 1))
+        log.info(f"{self._of}_back", after_s=round(self._clock() - began, 1))
+
+
+def reason_of(error: BaseException | None) -> str:
+    """For the log: SQLite's text, which holds no value and no name; of other drivers the kind, as in DiskFull."""
+    cause = getattr(error, "orig", None) or error
+    return str(cause) if isinstance(cause, sqlite3.Error) else type(cause).__name__
 
 
 outage = Outage()
 """The process's own: it has one database."""
+LEASING, PULSE = "leasing", "pulse"
+"""Who may be failed by it for long, beside the calls of `retrying`."""
 
 
 class retrying:
@@ -56,9 +74,11 @@ class retrying:
         def stop(_: RetryCallState) -> bool:
             return stopping.is_set()
 
+        call = object()
+
         def note(state: RetryCallState) -> None:
             if state.outcome is not None:
-                outage.note(state.outcome.exception())
+                outage.note(call, state.outcome.exception())
 
         policy = Retrying(
             retry=retry_if_exception_type(cls.errors),
@@ -67,6 +87,7 @@ class retrying:
             before_sleep=note,
             reraise=True,
         )
-        result = policy(action)
-        outage.over()
-        return result
+        try:
+            return policy(action)
+        finally:
+            outage.over(call)

@@ -5,18 +5,22 @@ between any two steps, so rows of every shard in flight share each step (continu
 """
 
 import importlib.metadata
+import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from jobs.errors import BadInput, Unavailable
+from jobs.sampling import Structured
 from jobs.settings import ModelAlias
 from worker.backend import Done, EngineFacts, Finished, Refused, Sample
 from worker.engine_thread import EngineThread
 from worker.forking import Forking, read_receipt, request_config, scheduler_args
+from worker.grammars import GrammarChecker
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -26,6 +30,7 @@ CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
 """vLLM's default elsewhere."""
 PLACEHOLDER_KV_BYTES = 64 << 20
+_ENDED_IN_ERROR = "vLLM ended it with an error, which its log names: check `structured`, or shorten a seeded prompt"
 
 
 def prepare_environment() -> None:
@@ -54,6 +59,9 @@ def engine_args(alias: ModelAlias, model_path: str) -> dict[str, Any]:
         "dtype": alias.dtype,
         "max_model_len": alias.max_model_len or -1,  # -1: the most that fits the KV budget
         "generation_config": "vllm",  # sampling comes from the job alone, not from a file beside the weights
+        # One compiler for everybody: by itself vLLM takes another for a grammar that this one refuses, and if such a
+        # request comes first, that one for all. No white space in JSON: small models write nothing else for ever.
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
     }
     block_size = block_size_of(alias)
     if on_cpu():
@@ -120,6 +128,21 @@ class VllmBackend(EngineThread["LLMEngine"]):
         self._running: dict[str, _Running] = {}
         """By vLLM's internal request id."""
         self._internal_ids: dict[str, str] = {}
+        self._grammars: GrammarChecker | None = None
+
+    def submit(self, samples: Iterable[Sample], done: Done) -> None:
+        """Checks grammars first, in the caller's `threading.Thread`: that may take seconds, and the engine goes on."""
+        accepted = []
+        for sample in samples:
+            structured = sample.sampling.structured
+            fault = None
+            if structured is not None and self._grammars is not None and self._failure is None:
+                fault = self._grammars.fault(structured)
+            if fault is None:
+                accepted.append(sample)
+            else:
+                done(Refused(sample.key, fault))
+        super().submit(accepted, done)
 
     @property
     def num_unfinished(self) -> int:
@@ -136,9 +159,13 @@ class VllmBackend(EngineThread["LLMEngine"]):
         except TypeError as error:
             raise Unavailable(f"an engine option of the model's alias is unknown to vLLM: {error}") from None
         engine = LLMEngine.from_engine_args(args)
+        model_config = engine.vllm_config.model_config
+        self._grammars = GrammarChecker(model_config.tokenizer, model_config.get_vocab_size())
         return engine, _facts(engine, self._can_fork)
 
     def _close(self, engine: "LLMEngine") -> None:
+        if self._grammars is not None:
+            self._grammars.close()
         engine.engine_core.shutdown()
 
     def _add(self, engine: "LLMEngine", sample: Sample, done: Done) -> None:
@@ -168,6 +195,9 @@ class VllmBackend(EngineThread["LLMEngine"]):
                 continue
             entry = self._running.pop(internal)
             completion = output.outputs[0]
+            if completion.finish_reason == "error":
+                entry.done(Refused(entry.key, _ENDED_IN_ERROR))
+                continue
             told = (output.kv_transfer_params or {}).get("apar")
             entry.done(
                 Finished(
@@ -176,6 +206,8 @@ class VllmBackend(EngineThread["LLMEngine"]):
                     finish_reason=completion.finish_reason or "stop",
                     token_ids=tuple(completion.token_ids),
                     receipt=read_receipt(told, entry.num_prompt_tokens, len(completion.token_ids)),
+                    logprobs=_logprobs_json(completion),
+                    cached_tokens=output.num_cached_tokens,
                 )
             )
 
@@ -186,8 +218,51 @@ def _sampling_params(sample: Sample) -> Any:
 
     values = sample.sampling.said()
     values.pop("n", None)  # samples are fanned out before the engine, so that each has its own statistics
+    if sample.sampling.structured is not None:
+        values["structured_outputs"] = _structured_outputs(sample.sampling.structured)
+        del values["structured"]
     values.update(max_tokens=sample.max_tokens, seed=sample.seed, extra_args={"apar": request_config(sample.decoding)})
     return SamplingParams(**values, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def _structured_outputs(structured: Structured) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    # A new one for each sample: vLLM writes into it.
+    return StructuredOutputsParams(
+        choice=None if structured.choice is None else list(structured.choice),
+        regex=structured.regex,
+        json=None if structured.json_schema is None else json.dumps(structured.json_schema),
+    )
+
+
+def _logprobs_json(completion: Any) -> str | None:
+    """Of each token of the answer, its text, its log probability, and the likeliest tokens at its place.
+
+    Tokens that a grammar forbids have no finite log probability: they are left out. Behind a stop string vLLM may have
+    log probabilities of tokens that are no part of the answer any more.
+    """
+    if completion.logprobs is None:
+        return None
+    told = []
+    for token_id, place in zip(completion.token_ids, completion.logprobs, strict=False):
+        top = sorted(place.items(), key=lambda item: item[1].rank or 0)
+        told.append(
+            {
+                "token": place[token_id].decoded_token or "" if token_id in place else "",
+                "logprob": _finite(place[token_id].logprob) if token_id in place else None,
+                "top": [
+                    {"token": one.decoded_token or "", "logprob": one.logprob}
+                    for _, one in top
+                    if math.isfinite(one.logprob)
+                ],
+            }
+        )
+    return json.dumps(told)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _facts(engine: "LLMEngine", can_fork: bool) -> EngineFacts:

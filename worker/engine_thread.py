@@ -12,10 +12,15 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from jobs.errors import Unavailable
+from jobs.logs import place_of
 from worker.backend import Done, EngineDead, EngineFacts, Sample
 
 START_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 30.0
+
+OF_THE_DEVICE = ("CUDA", "HIP", "NCCL", "MPS")
+"""How errors begin that tell of a GPU and not of what was computed on it."""
+MAX_REASON_CHARS = 300
 
 EngineT = TypeVar("EngineT")
 
@@ -106,8 +111,8 @@ class EngineThread(ABC, Generic[EngineT]):
                     self._advance(engine)
             self._close(engine)
         except BaseException as error:  # whatever it is, the engine is gone, and everybody must know
-            self._failure = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
-            log.error("engine_died", reason=self._failure, exc_info=True)
+            self._failure = _reason(error, rows_inside=self._ready.is_set())
+            log.error("engine_died", reason=self._failure, where=place_of(error))
             self._dead.set()
             self._ready.set()
 
@@ -127,3 +132,12 @@ class EngineThread(ABC, Generic[EngineT]):
                     self._add(engine, sample, done)
             else:
                 self._abort(engine, value)
+
+
+def _reason(error: BaseException, *, rows_inside: bool) -> str:
+    """What a log and the table of workers may know. While rows are in the engine, an error's text may quote them."""
+    text = " ".join(str(error).split())[:MAX_REASON_CHARS]
+    kind = type(error)
+    if rows_inside and kind.__module__.partition(".")[0] != "torch" and not text.startswith(OF_THE_DEVICE):
+        return kind.__name__
+    return f"{kind.__name__}: {text or 'no message'}"

@@ -1,29 +1,45 @@
 """From a row to samples for the engine, and back from finished samples to the row's result with its statistics."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jobs.forking import drafter_of
-from jobs.results import Node, PendingRow, RowResult, SampleResult
-from jobs.sampling import MAX_SEED
+from jobs.results import Node, PendingRow, RowResult, SampleResult, Turn
+from jobs.sampling import MAX_SEED, Sampling
+from jobs.turns import conversation, num_turns
 from worker.backend import Decoding, EngineFacts, Finished, Receipt, Refused, Sample
 from worker.prompts import PromptEncoder, PromptError
 from worker.restoration import restore
 from worker.texts import text_ends
 
+TURN_STRIDE = 0x1E3779B97F4A7C15
+"""Between the seeds of a sample's turns: as far from those of other samples and rows as can be."""
+
 
 @dataclass(slots=True)
 class RowInFlight:
-    """A row whose samples are in the engine."""
+    """A row whose samples are in the engine, each at one of its turns."""
 
     row: PendingRow
     num_prompt_tokens: int
+    """Of the first turn."""
     samples: list[Sample]
+    """The turn that each sample is at."""
     finished: dict[str, Finished] = field(default_factory=dict)
+    """Last turns."""
     refused: Refused | None = None
+    error: RowResult | None = None
+    """A later turn cannot be asked."""
+    earlier: dict[int, list[Turn]] = field(default_factory=dict)
+    """By the sample's number, its answers before the turn it is at."""
 
     @property
     def is_done(self) -> bool:
-        return self.refused is not None or len(self.finished) == len(self.samples)
+        stopped = self.refused is not None or self.error is not None
+        return stopped or len(self.finished) == len(self.samples)
+
+    @property
+    def num_turns(self) -> int:
+        return num_turns(self.row.payload)
 
 
 def prepare(
@@ -48,10 +64,7 @@ def prepare(
     if error_message is not None:
         return _refuse(row, "prompt_too_long", error_message)
     sampling = row.sampling
-    # An answer may not outgrow the context: it then ends with `length`, like any other answer that was cut. The same
-    # holds for a forked one, although no single thread of it is that long: so that one group always fits the engine.
-    room = facts.max_model_len - len(token_ids)
-    max_tokens = min(sampling.max_tokens or default_max_tokens, room)
+    max_tokens = _max_tokens(sampling, default_max_tokens, len(token_ids), facts)
     samples = [
         Sample(
             key=f"{key_prefix}-{row.request_id}-{number}",
@@ -65,6 +78,57 @@ def prepare(
         for number in range(sampling.n or 1)
     ]
     return RowInFlight(row, len(token_ids), samples)
+
+
+def advance(
+    in_flight: RowInFlight,
+    item: Finished | Refused,
+    encoder: PromptEncoder,
+    facts: EngineFacts,
+    default_max_tokens: int,
+    restoration: str = "exact",
+) -> Sample | None:
+    """Note how one of the row's samples ended; returns its next turn, where it has one.
+
+    The answer is in the next turn's conversation, as text: what looks like a control token in it is none. A turn that
+    cannot be asked fails the row, and what its samples have answered so far is dropped: a row has answers or an error.
+    """
+    if isinstance(item, Refused):
+        in_flight.refused = item
+        return None
+    number = next(i for i, sample in enumerate(in_flight.samples) if sample.key == item.key)
+    earlier = in_flight.earlier.setdefault(number, [])
+    if len(earlier) + 1 == in_flight.num_turns:
+        in_flight.finished[item.key] = item
+        return None
+    last, row = in_flight.samples[number], in_flight.row
+    result = _sample_result(last, item, encoder, restoration, ())
+    earlier.append(Turn(result.text, result.finish_reason, result.prompt_tokens, result.output_tokens))
+    where = f"turn {len(earlier) + 1} of {in_flight.num_turns}"
+    try:
+        token_ids = encoder.encode_chat(conversation(row.payload, [turn.content for turn in earlier]))
+    except PromptError as error:
+        in_flight.error = _refuse(row, error.code, f"{where}: {error}")
+        return None
+    message = too_long(len(token_ids), facts)
+    if message is not None:
+        in_flight.error = _refuse(row, "prompt_too_long", f"{where}, after {len(earlier)} answer(s): {message}")
+        return None
+    following = replace(
+        last,
+        key=f"{last.key.partition('~')[0]}~{len(earlier)}",
+        token_ids=token_ids,
+        max_tokens=_max_tokens(row.sampling, default_max_tokens, len(token_ids), facts),
+        seed=None if last.seed is None else (last.seed + TURN_STRIDE) % MAX_SEED,
+    )
+    in_flight.samples[number] = following
+    return following
+
+
+def _max_tokens(sampling: Sampling, default: int, num_prompt_tokens: int, facts: EngineFacts) -> int:
+    # An answer may not outgrow the context: it then ends with `length`, like any other answer that was cut. The same
+    # holds for a forked one, although no single thread of it is that long: so that one group always fits the engine.
+    return min(sampling.max_tokens or default, facts.max_model_len - num_prompt_tokens)
 
 
 def too_long(num_prompt_tokens: int, facts: EngineFacts) -> str | None:
@@ -104,23 +168,34 @@ def result_of(in_flight: RowInFlight, encoder: PromptEncoder, restoration: str =
     """The result of a row whose samples are all done; `restoration` is a profile of `worker.restoration`."""
     if in_flight.refused is not None:
         return _refuse(in_flight.row, "engine_refused", f"the engine refused the row: {in_flight.refused.message}")
-    samples = []
-    for sample in in_flight.samples:
-        finished = in_flight.finished[sample.key]
-        receipt = finished.receipt
-        nodes = _nodes(sample, finished, receipt, encoder) if receipt else ()
-        text, nodes = restore(restoration, finished.text, nodes)
-        samples.append(
-            SampleResult(
-                text=text,
-                finish_reason=finished.finish_reason,
-                prompt_tokens=in_flight.num_prompt_tokens,
-                output_tokens=len(finished.token_ids),
-                stats=receipt.stats if receipt else None,
-                nodes=nodes,
-            )
+    if in_flight.error is not None:
+        return in_flight.error
+    samples = [
+        _sample_result(
+            sample, in_flight.finished[sample.key], encoder, restoration, tuple(in_flight.earlier.get(number, ()))
         )
+        for number, sample in enumerate(in_flight.samples)
+    ]
     return RowResult(in_flight.row.request_id, tuple(samples))
+
+
+def _sample_result(
+    sample: Sample, finished: Finished, encoder: PromptEncoder, restoration: str, turns: tuple[Turn, ...]
+) -> SampleResult:
+    receipt = finished.receipt
+    nodes = _nodes(sample, finished, receipt, encoder) if receipt else ()
+    text, nodes = restore(restoration, finished.text, nodes)
+    return SampleResult(
+        text=text,
+        finish_reason=finished.finish_reason,
+        prompt_tokens=len(sample.token_ids),
+        output_tokens=len(finished.token_ids),
+        stats=receipt.stats if receipt else None,
+        nodes=nodes,
+        turns=turns,
+        logprobs=finished.logprobs,
+        cached_tokens=finished.cached_tokens,
+    )
 
 
 def _nodes(sample: Sample, finished: Finished, receipt: Receipt, encoder: PromptEncoder) -> tuple[Node, ...]:

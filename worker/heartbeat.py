@@ -13,7 +13,11 @@ from db.models import Worker
 from db.session import Database
 from jobs import leases
 from jobs.settings import Settings
+from worker.database_retry import LEASING, PULSE, outage, retrying
 from worker.shards import ShardLoop
+
+RETRY_S = 1.0
+"""Between beats while they fail."""
 
 log = structlog.get_logger()
 
@@ -45,19 +49,25 @@ class Heartbeat:
     def _run(self) -> None:
         next_sweep = time.monotonic()
         while not self._stop.is_set():
+            pause_s = self._settings.queue.heartbeat_s
             try:
                 self.beat()
                 if time.monotonic() >= next_sweep:
                     next_sweep = time.monotonic() + self._settings.queue.sweep_s
                     self.sweep()
+                outage.over(PULSE)
                 if self._failing:
                     log.info("heartbeat_back")
                     self._failing = False
+            except retrying.errors as error:
+                outage.note(PULSE, error)
+                pause_s = min(RETRY_S, pause_s)
             except Exception as error:  # of the database or the broker; without its pulse the worker loses its leases
                 if not self._failing:
                     log.warning("heartbeat_failing", reason=type(error).__name__)
                     self._failing = True
-            self._stop.wait(self._settings.queue.heartbeat_s if not self._failing else 1.0)
+                pause_s = min(RETRY_S, pause_s)
+            self._stop.wait(pause_s)
 
     def beat(self) -> None:
         asked_at = time.monotonic()
@@ -84,7 +94,9 @@ class Heartbeat:
         if num_reaped:
             log.warning("leases_expired", shards=num_reaped)
         room = self._loop.rows_in_flight.has_room and not self._loop.control.stopping.is_set()
-        if room and leases.has_queued(self._database, self._model):
+        if not leases.has_queued(self._database, self._model):
+            outage.over(LEASING)  # nobody will ask
+        elif room:
             self._ring()
 
     def _ring(self) -> None:

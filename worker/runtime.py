@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import structlog
@@ -19,7 +20,9 @@ from db.upgrade import current_revision, newest_revision
 from jobs import doorbell, ending, leases, parts, service
 from jobs.errors import ForqError, Unavailable
 from jobs.settings import Settings
+from worker import broker_outage
 from worker.backends import make_backend
+from worker.database_retry import retrying
 from worker.engine import prepare_environment
 from worker.engine_thread import EngineThread
 from worker.forking import load_encoder
@@ -98,7 +101,8 @@ class WorkerProcess:
             # Stopped first: the database may be away, and then it makes us wait.
             loop.control.stop(self._settings.queue.drain_s)
             log.info("draining", seconds=self._settings.queue.drain_s)
-            self._update(state="draining")
+            with suppress(*retrying.errors):
+                self._update(state="draining")
 
         def listening(**_: Any) -> None:
             log.info("worker_listening", model=self._model, worker_id=self._id)
@@ -122,8 +126,11 @@ class WorkerProcess:
 
     def _wake(self, loop: ShardLoop) -> None:
         """Ring our own bell; with no broker to carry it, run the shards here, one at a time, until it is back."""
-        if doorbell.ring(self._settings, self._model, RINGS_PER_WAKE):
+        error = doorbell.try_to_ring(self._settings, self._model, RINGS_PER_WAKE)
+        if error is None:
+            broker_outage.outage.over(broker_outage.RINGING)
             return
+        broker_outage.outage.note(broker_outage.RINGING, error)
         if self._substitute is None or not self._substitute.is_alive():
             self._substitute = threading.Thread(target=loop.run_available, name="shards-without-broker", daemon=True)
             self._substitute.start()
@@ -200,6 +207,7 @@ def _celery_worker(settings: Settings, model: str, worker_id: str, loop: ShardLo
         loop.run_available()
 
     app.finalize()
+    broker_outage.watch(app)
     return app.Worker(
         hostname=f"forq-{worker_id}",
         pool="threads",

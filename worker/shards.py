@@ -22,10 +22,10 @@ from jobs.errors import LeaseLost
 from jobs.leases import Lease, Renewal
 from jobs.results import PendingRow, RowResult
 from jobs.settings import Settings
-from worker.backend import Backend, Decoding, EngineDead, Finished, Refused
-from worker.database_retry import outage, retrying
+from worker.backend import Backend, Decoding, EngineDead, Finished, Refused, Sample
+from worker.database_retry import LEASING, outage, retrying
 from worker.gate import EngineGate
-from worker.generation import RowInFlight, cannot_decode, prepare, result_of
+from worker.generation import RowInFlight, advance, cannot_decode, prepare, result_of
 from worker.in_flight import RowsInFlight
 from worker.prompts import PromptEncoder
 
@@ -97,9 +97,9 @@ class ShardLoop:
                 try:
                     lease = self._acquire()
                 except retrying.errors as error:
-                    outage.note(error)
+                    outage.note(LEASING, error)
                     return None  # the poller asks again
-                outage.over()
+                outage.over(LEASING)
                 if lease is not None:
                     with self._known_lock:
                         self._known.add((lease.shard_id, lease.token))
@@ -166,6 +166,10 @@ class ShardLoop:
     def prepare(self, row: PendingRow, lease: Lease, decoding: Decoding) -> RowInFlight | RowResult:
         default = self._settings.model(self._model).default_max_tokens
         return prepare(row, self._encoder, self._backend.facts, default, f"{lease.shard_id}.{lease.token}", decoding)
+
+    def advance(self, in_flight: RowInFlight, item: Finished | Refused) -> Sample | None:
+        default = self._settings.model(self._model).default_max_tokens
+        return advance(in_flight, item, self._encoder, self._backend.facts, default, self.restoration)
 
 
 class _Shard:
@@ -273,10 +277,10 @@ class _Shard:
         in_flight = self._by_key.pop(item.key, None)
         if in_flight is None:
             return
-        if isinstance(item, Refused):
-            in_flight.refused = item
-        else:
-            in_flight.finished[item.key] = item
+        following = self._loop.advance(in_flight, item)
+        if following is not None:
+            self._by_key[following.key] = in_flight
+            self._loop.backend.submit([following], self._inbox.put)
         if in_flight.is_done:
             others = [sample.key for sample in in_flight.samples if self._by_key.pop(sample.key, None)]
             if others:

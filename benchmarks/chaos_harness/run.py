@@ -68,7 +68,7 @@ class Options:
 
 
 def run(options: Options) -> dict[str, Any]:
-    with _fresh_service(options) as system:
+    with fresh_service(options) as system:
         settings = system.settings
         upgrade(settings.sqlalchemy_url)
         database = Database(settings.sqlalchemy_url)
@@ -138,7 +138,7 @@ def _outbox_is_complete(system: System) -> bool:
 
 
 @contextlib.contextmanager
-def _fresh_service(options: Options) -> Iterator[System]:
+def fresh_service(options: Options) -> Iterator[System]:
     with contextlib.ExitStack() as stack:
         postgres = stack.enter_context(running_postgres()) if options.database == "postgresql" else None
         home = Path(tempfile.mkdtemp(prefix="forq-chaos-", dir="/tmp"))  # a short path: it holds the broker's socket

@@ -27,7 +27,7 @@ from jobs.drop.files import is_data_name, shown
 from jobs.drop.job_toml import in_words_of_the_job_file, job_files_of, read_options
 from jobs.drop.judge import Judge, Verdict
 from jobs.drop.outbox import Backoff, Outbox, Receipt, Stopping, is_our_trouble
-from jobs.errors import BadInput
+from jobs.errors import BadInput, QueueFull, Unavailable
 from jobs.settings import Settings
 from jobs.submit import Submitted, submit_file
 
@@ -213,6 +213,7 @@ class Inbox:
                 self._hold(claim, error, done)
             return
         self._backoff.worked(claim.id)
+        self._over("drop_held_back", claim_id=claim.id)
         # A killed watcher may have submitted this very file: then the job is new although the database knew it.
         is_new = submitted.is_new or (is_recovery and not has_accepted(self.accepted, submitted.job_id))
         if is_new:
@@ -232,6 +233,7 @@ class Inbox:
         claim.accept(self.accepted, receipt.job_id)
 
     def _reject(self, claim: Claim, reason: str, done: Scan) -> None:
+        self._told.discard("drop_held_back" + claim.id)
         name = claim.reject(self.rejected, reason, f"rejected {_utc(self._now())}")
         # The reason may quote the file, so the log only says where it is.
         log.warning("drop_rejected", file=name, reason_file=f"{name}.reason.txt")
@@ -244,7 +246,7 @@ class Inbox:
             claim.forget_tries()
             done.is_database_away = done.is_database_away or isinstance(error, SQLAlchemyError)
         self._backoff.failed(claim.id)
-        log.warning("drop_held_back", claim_id=claim.id, reason=type(error).__name__)
+        self._tell("drop_held_back", claim_id=claim.id, reason=_reason_of(error))
 
     def _wake(self, submitted: Submitted) -> None:
         if not self._rings:
@@ -276,15 +278,22 @@ class Inbox:
             raise Stopping
 
     def _tell(self, event: str, **facts: str) -> None:
-        key = event + facts.get("file", "")
+        key = event + facts.get("file", "") + facts.get("claim_id", "")
         if key not in self._told:
             self._told.add(key)
             log.warning(event, **facts)
 
-    def _over(self, event: str) -> None:
-        if event in self._told:
-            self._told.discard(event)
-            log.info(event + "_over")
+    def _over(self, event: str, claim_id: str = "") -> None:
+        if event + claim_id in self._told:
+            self._told.discard(event + claim_id)
+            log.info(event + "_over", **({"claim_id": claim_id} if claim_id else {}))
+
+
+def _reason_of(error: Exception) -> str:
+    """For the log: the text of errors that are not about the file's content, and of others their type."""
+    if isinstance(error, Unavailable | QueueFull):
+        return str(error)
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
 
 
 def _utc(moment: datetime) -> str:

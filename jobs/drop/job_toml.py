@@ -31,6 +31,10 @@ class JobFile(BaseModel):
     messages_column: str | None = None
     template: str | None = None
     """The template's text, not a path."""
+    system: str | None = None
+    """The text of the system message's template."""
+    turn: list[str] | None = None
+    """The texts of the later turns' templates."""
     id_column: str | None = None
     decoding: str | None = None
     max_tokens: int | None = None
@@ -75,6 +79,8 @@ def read_options(path: Path | None, settings: Settings) -> SubmitOptions:
             raise BadInput(f"{path.name}: {key} is given twice, at the top and in [sampling]: give it once")
         if key in said:
             sampling[key] = said.pop(key)
+    if "turn" in said:
+        said["turn"] = tuple(said["turn"])
     said.setdefault("model", settings.default_model)
     return SubmitOptions(**said, sampling=sampling, source="drop", dedupe=True)
 

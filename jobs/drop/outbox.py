@@ -20,7 +20,7 @@ from db.models import Job
 from db.session import Database
 from db.states import ENDED
 from jobs.drop.files import shown, write_text
-from jobs.errors import ForqError, Unavailable
+from jobs.errors import ForqError, QueueFull, Unavailable
 from jobs.export import export_job
 from jobs.service import job_status
 from jobs.settings import Settings
@@ -190,8 +190,9 @@ class Outbox:
         return None
 
     def _export(self, name: str, receipt: Receipt) -> str | None:
-        format = "jsonl" if is_jsonl(Path(receipt.file)) else "parquet"
-        results = name.removesuffix(RECEIPT_SUFFIX) + "." + format
+        # OpenAI's lines come back as OpenAI's lines.
+        suffix, format = ("jsonl", "openai") if is_jsonl(Path(receipt.file)) else ("parquet", "parquet")
+        results = name.removesuffix(RECEIPT_SUFFIX) + "." + suffix
         status = job_status(self._database, receipt.job_id)
         if status["state"] not in ENDED:  # `retry` opened it again since
             return None
@@ -248,9 +249,10 @@ def read_receipt(path: Path) -> Receipt | None:
 
 
 def is_our_trouble(error: BaseException) -> bool:
-    """Whether an error is the machine's (disk full, database away), so that the same file may do later."""
+    """Whether an error is the machine's or the moment's (disk full, database away, queue full), so that the same file
+    may do later."""
     if isinstance(error, ForqError):
-        return isinstance(error, Unavailable)
+        return isinstance(error, Unavailable | QueueFull)
     if isinstance(error, OSError):
         return error.errno is not None  # Arrow raises OSError without a number for damaged pages
     return isinstance(error, DATABASE_AWAY)

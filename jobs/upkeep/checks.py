@@ -16,6 +16,9 @@ from jobs.upkeep import leftovers
 
 SILENT_S = 300.0
 """A worker that beats every few seconds is not just slow after this long."""
+UNSENT_S = 900.0
+BATCH_WAITS_S = 600.0
+"""A batch whose turn has come is taken on within seconds; checking the largest input takes minutes."""
 _MAX_FAULTS = 100
 """SQLite lists so many faults of its file and stops."""
 
@@ -85,6 +88,12 @@ def _missing_files(database: Database, settings: Settings) -> Found:
     if not database.is_sqlite and not settings.data_dir.exists():  # a machine that submits nothing
         return Found(0, None)
     return _counted(f"job {job_id}" for job_id in leftovers.missing_files(database, settings))
+
+
+def _missing_openai_files(database: Database, settings: Settings) -> Found:
+    if not database.is_sqlite and not settings.data_dir.exists():
+        return Found(0, None)
+    return _counted(leftovers.missing_openai_files(database, settings))
 
 
 def _unnamed_files(database: Database, settings: Settings) -> Found:
@@ -163,8 +172,18 @@ CHECKS = (
     Check("workers have a pulse", f"workers without a heartbeat for {SILENT_S:.0f} s that did not say they exit",
           "killed, or cut off: look there, start another; `forq purge` forgets them after a day or more",
           _holds(sql.WORKERS_HAVE_A_PULSE, lambda settings: SILENT_S)),
+    Check("webhooks are told", f"events that nobody tried to send for {UNSENT_S:.0f} s",
+          "no sender runs, or none keeps up: list webhooks.allow and run `forq up`, or `forq webhooks send`",
+          _holds(sql.EVENTS_ARE_SENT, lambda settings: UNSENT_S)),
     Check("submitted files are there", "jobs whose submitted file is missing",
           "put it back into FORQ_HOME/data, or export where it was submitted", _missing_files),
+    Check("files of the API are there", "uploaded files, or output of batches, that are missing",
+          "put them back into FORQ_HOME/data, or ask where they were uploaded", _missing_openai_files),
+    Check("batches go on", f"batches that wait for an API process for over {BATCH_WAITS_S:.0f} s",
+          "start `forq api` with the same FORQ_HOME; its log says what stands in the way",
+          _holds(sql.BATCHES_GO_ON, lambda settings: BATCH_WAITS_S)),
+    Check("batches have their output", "ended batches without their output", _BACKUP,
+          _holds(sql.BATCHES_HAVE_THEIR_FILES)),
     Check("submitted files have a job", "submitted files that no job names",
           "`forq purge` deletes them, and so does --repair", _unnamed_files, _remove_unnamed),
     Check("nothing is left half-written", "temporary files of processes that are gone",

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 def purge(older_than_s: float, jobs: tuple[str, ...], dry_run: bool, vacuum: bool, as_json: bool) -> None:
     """Delete jobs that ended long ago, with their rows, answers and submitted files. Export what you need first.
 
-    Jobs that have not ended are never touched. Submitted files that no job names, workers that ended before the limit
-    and what killed processes left half-written go too; files only when older than an hour.
+    Jobs that have not ended are never touched. Batches of the API go with their jobs, output files included. Submitted
+    files that no job names, expired files of the API, workers that ended and events of
+    webhooks that were sent before the limit, and what killed processes left half-written go too; files only when older
+    than an hour.
 
     \b
     Example:
@@ -60,8 +62,11 @@ def _print_purged(value: dict[str, Any]) -> None:
     verb = "would delete" if value["dry_run"] else "deleted"
     click.echo(f"{verb} {value['jobs']} jobs: {value['rows']} rows, {value['answers']} answers")
     click.echo(f"{verb} {value['files']} submitted files: {value['file_bytes']:,} bytes")
+    if value["batches"]:
+        click.echo(f"{verb} {value['batches']} batches of the API, with their output")
     click.echo(f"{verb} {value['temporaries']} half-written files: {value['temporary_bytes']:,} bytes")
     click.echo(f"{verb} {value['workers']} records of ended workers")
+    click.echo(f"{verb} {value['webhook_events']} events of webhooks")
     if value["skipped"]:
         click.echo(f"left {value['skipped']} jobs that were retried, or purged by another, meanwhile")
     if value["disk_bytes"] is not None:
@@ -75,7 +80,7 @@ def _print_purged(value: dict[str, Any]) -> None:
 @click.option("--repair", is_flag=True, help="Do what the service would do by itself, now; nothing else is changed.")
 @json_option
 def doctor(repair: bool, as_json: bool) -> int:
-    """Check that what is stored agrees: schema, rows, counters, answers, trees, leases, workers, files.
+    """Check that what is stored agrees: schema, rows, counters, answers, trees, leases, workers, events, files.
 
     One line per finding: what, how many, an example, and the remedy. Exit code 1 where something is found. It reads
     everything once, beside the running service, and changes nothing without --repair.

@@ -149,6 +149,27 @@ FROM shards s JOIN workers w ON w.id = s.lease_owner
 WHERE s.state = 'leased' AND w.exited_at IS NOT NULL
 """
 
+EVENTS_ARE_SENT = """
+SELECT d.event_id AS example
+FROM webhook_deliveries d JOIN webhooks w ON w.id = d.webhook_id
+WHERE d.state = 'pending' AND d.attempts = 0 AND d.next_attempt_at < {ago} AND w.state = 'active' AND NOT EXISTS (
+  SELECT 1 FROM webhook_deliveries e
+  WHERE e.webhook_id = d.webhook_id AND e.job_id = d.job_id AND e.id < d.id AND e.state = 'pending'
+)
+"""
+
 WORKERS_HAVE_A_PULSE = """
 SELECT w.id || ' on ' || w.host AS example FROM workers w WHERE w.exited_at IS NULL AND w.heartbeat_at < {ago}
+"""
+
+BATCHES_GO_ON = """
+SELECT b.id AS example FROM batches b LEFT JOIN jobs j ON j.id = b.job_id
+WHERE (b.state = 'validating' AND b.created_at < {ago})
+  OR (b.state IN ('in_progress', 'finalizing', 'cancelling') AND (j.id IS NULL OR j.finished_at < {ago}))
+"""
+
+BATCHES_HAVE_THEIR_FILES = """
+SELECT b.id AS example FROM batches b
+WHERE b.totals IS NOT NULL AND (b.output_file_id IS NULL AND b.error_file_id IS NULL)
+  OR b.state IN ('completed', 'expired') AND b.totals IS NULL AND b.in_progress_at IS NOT NULL
 """

@@ -19,15 +19,17 @@ from pathlib import Path
 import psutil
 from sqlalchemy import ColumnElement, select, true
 
-from db.models import Job
+from db.clock import db_now
+from db.models import File, Job
 from db.session import Database
 from jobs.confined import SOCKET_PREFIX, socket_folders
+from jobs.remote.files import SCRATCH_PREFIX
 from jobs.settings import Settings
 from jobs.store import temporary_beside
 
 OLD_S = 3600.0
-SCRATCH_PREFIXES = ("forq-submit-", "forq-check-")
-"""Folders of jobs/submit.py and worker/check.py in the temporary folder."""
+SCRATCH_PREFIXES = ("forq-submit-", "forq-check-", SCRATCH_PREFIX)
+"""Folders of jobs/submit.py and worker/check.py in the temporary folder, and of jobs/remote in `$FORQ_HOME/tmp`."""
 _KEYS_PER_QUERY = 500
 _STORED = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 """A name that `store.keep` gave; any other file is somebody else's."""
@@ -52,15 +54,16 @@ def unnamed_files(
     *,
     even_without_jobs: bool = False,
 ) -> Iterator[Left]:
-    """Stored files, older than `OLD_S`, that no job names; `stays` says which jobs count, by default all.
+    """Stored files, older than `OLD_S`, that no job and no file of the API names; `stays` says which jobs count, by
+    default all.
 
-    None at all where the database has no job: rather it is the wrong one, and the files are those of another.
+    None at all where the database has no job and no file: rather it is the wrong one, and these are those of another.
     """
     stays = true() if stays is None else stays
     oldest_s = time.time() - OLD_S
     if not even_without_jobs:
         with database.read() as connection:
-            if connection.execute(select(Job.id).limit(1)).first() is None:
+            if all(connection.execute(select(table.id).limit(1)).first() is None for table in (Job, File)):
                 return
     waiting: dict[str, Left] = {}
     for path in _entries(settings.data_dir):
@@ -73,6 +76,15 @@ def unnamed_files(
     yield from _without_a_job(database, waiting, stays)
 
 
+def old_file(settings: Settings, key: str) -> Left | None:
+    """A stored file, unless it was written within `OLD_S`, or is not on this machine."""
+    path = settings.data_dir / key
+    info = _info(path)
+    if info is None or not stat.S_ISREG(info.st_mode) or info.st_mtime >= time.time() - OLD_S:
+        return None
+    return Left(path, info.st_size)
+
+
 def missing_files(database: Database, settings: Settings) -> Iterator[str]:
     """Ids of the jobs whose submitted file is not in the store."""
     last = ""
@@ -80,6 +92,20 @@ def missing_files(database: Database, settings: Settings) -> Iterator[str]:
         statement = select(Job.id, Job.data_key).where(Job.id > last).order_by(Job.id).limit(_KEYS_PER_QUERY)
         with database.read() as connection:
             rows = connection.execute(statement).all()
+        if not rows:
+            return
+        yield from (row.id for row in rows if not (settings.data_dir / row.data_key).is_file())
+        last = rows[-1].id
+
+
+def missing_openai_files(database: Database, settings: Settings) -> Iterator[str]:
+    """Ids of the API's files that have not expired and whose content is not in the store."""
+    last = ""
+    while True:
+        is_live = File.expires_at.is_(None) | (File.expires_at > db_now())
+        statement = select(File.id, File.data_key).where(File.id > last, is_live).order_by(File.id)
+        with database.read() as connection:
+            rows = connection.execute(statement.limit(_KEYS_PER_QUERY)).all()
         if not rows:
             return
         yield from (row.id for row in rows if not (settings.data_dir / row.data_key).is_file())
@@ -116,7 +142,7 @@ def dead_temporaries(settings: Settings) -> Iterator[Left]:
                 continue
             if not _may_still_write(int(match[1]), info.st_mtime):
                 yield Left(path, info.st_size)
-    yield from _dead_scratch(oldest_s)
+    yield from _dead_scratch(settings, oldest_s)
     yield from _dead_sockets(oldest_s)
 
 
@@ -133,12 +159,14 @@ def _without_a_job(database: Database, files: dict[str, Left], stays: ColumnElem
         return
     with database.read() as connection:
         named = set(connection.scalars(select(Job.data_key).where(Job.data_key.in_(files), stays)))
+        named |= set(connection.scalars(select(File.data_key).where(File.data_key.in_(files))))
     yield from (left for name, left in files.items() if name not in named)
 
 
-def _dead_scratch(oldest_s: float) -> Iterator[Left]:
+def _dead_scratch(settings: Settings, oldest_s: float) -> Iterator[Left]:
     in_use: list[str] | None = None
-    for path in _entries(Path(tempfile.gettempdir())):
+    folders = {Path(tempfile.gettempdir()), settings.home / "tmp"}
+    for path in (path for folder in sorted(folders) for path in _entries(folder)):
         info = _info(path)
         if not path.name.startswith(SCRATCH_PREFIXES) or info is None or not stat.S_ISDIR(info.st_mode):
             continue

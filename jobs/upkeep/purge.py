@@ -14,14 +14,16 @@ import structlog
 from sqlalchemy import ColumnElement, and_, delete, exists, func, literal, select
 
 from db.clock import db_now
-from db.models import Job, Output, Request, RequestStats, Shard, ThreadNode, Worker
+from db.models import Batch, Job, Output, Request, RequestStats, Shard, ThreadNode, Worker
 from db.session import Database
-from db.states import ENDED, ShardState
+from db.states import ENDED, OPEN_BATCHES, ShardState
+from jobs import openai_files
 from jobs.errors import Conflict, NotFound
 from jobs.messages import storable
 from jobs.settings import Settings
-from jobs.upkeep import leftovers
+from jobs.upkeep import leftovers, old_batches
 from jobs.upkeep.leftovers import Left
+from jobs.webhooks.retention import purge_events
 
 ROWS_PER_STATEMENT = 16_384
 """Progress moves, and a statement's list of rows stays small; all statements of a job are one transaction."""
@@ -44,8 +46,11 @@ class Purged:
     workers: int = 0
     files: int = 0
     file_bytes: int = 0
+    batches: int = 0
+    """Of the OpenAI-compatible API, with their output and error files."""
     temporaries: int = 0
     temporary_bytes: int = 0
+    webhook_events: int = 0
     skipped: int = 0
     """Jobs that were chosen, and then retried, or purged by another, before their turn."""
 
@@ -71,6 +76,8 @@ def purge(
     old = _is_old(older_than_s)
     if job_ids:
         old &= Job.id.in_(list(job_ids))
+    done.webhook_events = purge_events(database, older_than_s, dry_run=dry_run)  # the rest go with their jobs
+    old_batches.purge(database, older_than_s, job_ids, done)
     if dry_run:
         _count(database, old, done)
     else:
@@ -112,7 +119,8 @@ def purge_job(
 
 
 def _is_old(older_than_s: float) -> ColumnElement[bool]:
-    return Job.state.in_(ENDED) & (Job.finished_at < db_now(literal(-older_than_s)))
+    is_needed = exists().where(Batch.job_id == Job.id, Batch.state.in_(OPEN_BATCHES))  # for its output
+    return Job.state.in_(ENDED) & (Job.finished_at < db_now(literal(-older_than_s))) & ~is_needed
 
 
 def _check(database: Database, job_id: str, older_than_s: float) -> None:
@@ -123,6 +131,8 @@ def _check(database: Database, job_id: str, older_than_s: float) -> None:
         raise NotFound(f"no job {job_id}: `forq list` shows those there are")
     if job.state not in ENDED:
         raise Conflict(f"job {job_id} is {job.state}: wait for its end, or cancel it, before a purge")
+    if old_batches.is_needed(database, job_id):
+        raise Conflict(f"job {job_id} is a batch's whose output is still to be written: `forq api` does that")
     if not job.is_old:
         raise Conflict(f"job {job_id} ended at {job.finished_at:%Y-%m-%d %H:%M:%S} UTC: give a smaller --older-than")
 
@@ -178,6 +188,8 @@ def _purge_files(database: Database, settings: Settings, old: ColumnElement[bool
     stays = Job.id.not_in(select(Job.id).where(old)) if done.dry_run else None
     unnamed = leftovers.unnamed_files(database, settings, stays, even_without_jobs=done.jobs > 0)
     done.files, done.file_bytes = _remove(unnamed, leftovers.remove_unnamed, done.dry_run)
+    for left in openai_files.reclaim(database, settings, dry_run=done.dry_run):
+        done.files, done.file_bytes = done.files + 1, done.file_bytes + left.num_bytes
     temporaries = leftovers.dead_temporaries(settings)
     done.temporaries, done.temporary_bytes = _remove(temporaries, leftovers.remove_temporary, done.dry_run)
 

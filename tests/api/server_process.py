@@ -23,12 +23,18 @@ class Server:
     """The process, its address, and a client."""
 
     def __init__(
-        self, settings: Settings, *options: str, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+        self,
+        settings: Settings,
+        *options: str,
+        host: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
+        environment: dict[str, str] | None = None,
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         environment = {
+            **(environment or {}),
             **{key: value for key, value in os.environ.items() if not key.startswith("FORQ_")},
             "FORQ_HOME": str(settings.home),
             "FORQ_DATABASE_URL": settings.sqlalchemy_url,

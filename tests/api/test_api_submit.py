@@ -10,6 +10,7 @@ from api_support import MODEL, assert_problem, batch_lines, parquet_bytes, promp
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
+from api.app import create_app
 from db.models import Job
 from db.session import Database
 from jobs.doorbell import queue_name
@@ -78,6 +79,18 @@ def test_a_template_and_a_messages_column_are_ways_to_make_prompts(client: TestC
     conversation = [{"role": "user", "content": "hello"}]
     table = pa.table({"talk": [conversation, conversation]})
     assert post(client, parquet_bytes(table), messages_column="talk").status_code == 201
+
+
+def test_turns_are_fields_of_one_name_in_their_order(client: TestClient, database: Database) -> None:
+    turns = ["More of {{ prompt }}.", "Shorten: {{ answers[0] }}"]
+    response = post(client, system="You know {{ key }}.", turn=turns)
+    assert response.status_code == 201, response.text
+    with database.read() as connection:
+        mapping = connection.execute(select(Job.mapping)).scalar_one()
+    assert (mapping["system"], mapping["turn"]) == ("You know {{ key }}.", turns)
+    assert post(client, turn="{{ answers[1] }}").status_code == 422
+    assert "control characters" in post(client, turn=["fine", "a\x00b"]).text
+    assert "given twice" in post(client, system=["one", "two"]).text
 
 
 def test_the_doorbell_rings_on_the_models_queue(client: TestClient, settings: Settings) -> None:
@@ -181,6 +194,20 @@ def test_an_upload_over_the_limit_is_a_413_before_and_after_it_is_read(client: T
 
 def test_a_file_of_exactly_the_limit_is_read(client: TestClient, settings: Settings) -> None:
     assert_problem(post(client, b"x" * settings.limits.max_upload_bytes), 422, "not a readable Parquet file")
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_again(settings: Settings) -> None:
+    limits = settings.limits.model_copy(update={"max_queued_jobs": 1, "max_queued_rows": 4})
+    app = create_app(settings.model_copy(update={"limits": limits}))
+    with TestClient(app, base_url="http://localhost") as client:
+        job = post(client).json()["job_id"]
+        refused = post(client)
+        assert_problem(refused, 429, "1 jobs of tenant default", "limits.max_queued_jobs is 1")
+        assert int(refused.headers["retry-after"]) > 0
+        assert left_behind(settings) == []
+        client.post(f"/v1/jobs/{job}/cancel")
+        assert_problem(post(client, parquet_bytes(prompts(5))), 422, "limits.max_queued_rows lets 4")
+        assert post(client).status_code == 201
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_a_laptop_without_an_engine_can_submit_and_ask(home: Path, prompts: Path
 
 
 def test_every_command_of_the_contract_is_there() -> None:
-    contract = "up down submit status wait list cancel retry export show stats check worker api watch db ps "
-    contract += "data train train-medusa eval bootstrap keys purge doctor"
+    contract = "up down submit status wait list cancel retry export show stats judge check worker api watch db ps "
+    contract += "data train train-medusa eval bootstrap keys webhooks purge doctor run recipe"
     assert list(COMMANDS) == sorted(contract.split(), key=list(COMMANDS).index)
     assert set(COMMANDS) == set(contract.split())
 

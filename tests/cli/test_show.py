@@ -49,7 +49,7 @@ def detail_of(rows: list[tuple[Any, ...]], num_samples: int = 1, **values: Any) 
     nodes = tree_of(rows)
     sample = {
         "output": "".join(node["text"] for node in nodes), "finish_reason": "stop", "prompt_tokens": 3,
-        "output_tokens": nodes[-1]["end"], "stats": {"threads": 4, "steps": 15}, "tree": nodes,
+        "output_tokens": nodes[-1]["end"], "stats": {"threads": 4, "steps": 15}, "tree": nodes, "turns": [],
     }  # fmt: skip
     samples = [{"sample": number, **sample} for number in range(num_samples)]
     said = {"job_id": "J", "row": 0, "id": None, "state": "completed", "error_code": None, "error": None}

@@ -118,6 +118,14 @@ def test_a_file_of_another_format_is_rejected_once_it_has_rested_long(desk: Any)
     assert "its suffix is '.csv': forq reads .parquet" in (desk.home / "rejected" / "rows.csv.reason.txt").read_text()
 
 
+def test_a_job_toml_has_the_templates_of_a_system_prompt_and_of_later_turns(desk: Any) -> None:
+    desk.drop("q.parquet", ["one"])
+    desk.path("q.job.toml").write_text('system = "Be short."\nturn = ["More!", "About {{ answers[1] }}: why?"]\n')
+    assert len(desk.settle().submitted) == 1
+    (job,) = desk.jobs()
+    assert (job.mapping["system"], job.mapping["turn"]) == ("Be short.", ["More!", "About {{ answers[1] }}: why?"])
+
+
 @pytest.mark.parametrize("toml_name", ["q.parquet.job.toml", "q.job.toml"])
 def test_a_job_toml_beside_says_how_to_submit(desk: Any, toml_name: str) -> None:
     desk.drop("q.parquet", ["one"])
@@ -195,11 +203,11 @@ def test_a_stem_dropped_again_with_other_content_gets_its_own_results(desk: Any)
     desk.settle()
     assert desk.answer_all() == 3
     assert desk.scan_after(1.0).exported == ["q-2.parquet", "q-3.jsonl", "q.parquet"]
-    assert [desk.results(name)[0]["forq_output"] for name in ("q.parquet", "q-2.parquet", "q-3.jsonl")] == [
+    assert [desk.results(name)[0]["forq_output"] for name in ("q.parquet", "q-2.parquet")] == [
         "answer to one",
         "answer to two",
-        "answer to three",
     ]
+    assert "answer to three" in str(desk.results("q-3.jsonl")[0])
 
 
 def test_a_file_in_the_outbox_that_is_not_ours_is_not_overwritten(desk: Any) -> None:
@@ -212,15 +220,20 @@ def test_a_file_in_the_outbox_that_is_not_ours_is_not_overwritten(desk: Any) -> 
     assert (desk.home / "outbox" / "q.parquet").read_text() == "precious"
 
 
-def test_batch_lines_come_back_as_lines(desk: Any) -> None:
-    desk.path("q.jsonl").write_text(batch_line(1, "one") + batch_line(2, "two"))
+def test_batch_lines_come_back_as_openais_lines_the_refused_ones_too(desk: Any) -> None:
+    refused = '{"custom_id":"c3","method":"POST","url":"/v1/embeddings","body":{"input":"x"}}\n'
+    desk.path("q.jsonl").write_text(batch_line(1, "one") + batch_line(2, "two") + refused)
     desk.settle()
     desk.answer_all()
     assert desk.scan_after(1.0).exported == ["q.jsonl"]
-    assert [(row["custom_id"], row["forq_output"]) for row in desk.results("q.jsonl")] == [
-        ("c1", "answer to one"),
-        ("c2", "answer to two"),
+    one, two, three = desk.results("q.jsonl")
+    assert [each["custom_id"] for each in (one, two, three)] == ["c1", "c2", "c3"]
+    assert [each["response"]["body"]["choices"][0]["message"]["content"] for each in (one, two)] == [
+        "answer to one",
+        "answer to two",
     ]
+    assert three["response"]["status_code"] == 400
+    assert "/v1/embeddings" in three["response"]["body"]["error"]["message"]
 
 
 def test_a_cancelled_job_exports_what_there_is_and_says_so(desk: Any) -> None:

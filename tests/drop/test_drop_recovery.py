@@ -231,6 +231,26 @@ def test_a_full_disk_holds_the_file_back_and_rejects_nothing(desk: Any, monkeypa
     assert desk.listing("rejected") == []
 
 
+def test_a_full_queue_holds_the_file_back_until_there_is_room(desk: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = desk.settings.limits.model_copy(update={"max_queued_jobs": 1})
+    desk.settings = desk.settings.model_copy(update={"limits": limits})
+    desk.start()
+    desk.drop("first.parquet", ["one"])
+    assert len(desk.settle().submitted) == 1
+    desk.drop("second.parquet", ["two"])
+    for _ in range(6):
+        done = desk.scan_after(20.0)
+        assert (done.submitted, done.rejected) == ([], [])
+    assert done.num_waiting == 1
+    assert desk.answer_all() == 1
+    desk.scan_after(400.0)
+    assert len(desk.jobs()) == 2
+    assert desk.listing("rejected") == []
+    log = "".join(capsys.readouterr())
+    assert log.count("drop_held_back ") == log.count("drop_held_back_over") == 1  # not a line for every try
+    assert "limits.max_queued_jobs is 1" in log
+
+
 def test_a_file_that_always_kills_the_watcher_is_rejected_in_the_end(
     desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

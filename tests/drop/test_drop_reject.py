@@ -204,6 +204,20 @@ def test_a_name_with_control_characters_is_rejected_under_a_clean_one(desk: Any,
     assert desk.listing("inbox") == []
 
 
+def test_names_that_look_like_paths_lead_nowhere(desk: Any, tmp_path: Path) -> None:
+    """No name in a folder can be `..` or hold a slash or a NUL; what looks or decodes like one is a name like any."""
+    names = ["..\\..\\up.parquet", "%2e%2e%2fup.parquet", "-rf.parquet", "$(touch x).parquet"]
+    for name in names:
+        desk.drop("plain", [name]).rename(desk.path(name))
+    desk.drop("plain", ["hidden"]).rename(desk.path("..parquet"))
+    outside = {path for path in tmp_path.rglob("*") if not path.is_relative_to(desk.home)}
+    assert len(desk.settle().submitted) == len(names)
+    desk.answer_all()
+    assert len(desk.scan_after(1.0).exported) == len(names)
+    assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(desk.home)} == outside
+    assert sorted(name for name in desk.listing("outbox") if name.endswith(".parquet")) == sorted(names)
+
+
 def test_names_may_have_spaces_and_any_script_but_not_every_length(desk: Any) -> None:
     desk.drop("Données 10.30\u202fAM 質問.parquet", ["one"])
     assert len(desk.settle().submitted) == 1

@@ -59,6 +59,11 @@ class Service:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("FORQ_")}
         self._environment = {**kept, "FORQ_HOME": str(home), "FORQ_API_PORT": str(self.port)}
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every command."""
+        return self._environment
+
     def start(self, *args: object, **options: Any) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             [sys.executable, "-m", "jobs.cli", *map(str, args)],

@@ -18,7 +18,7 @@ RESULT_COLUMNS = ["forq_output", "forq_finish_reason", "forq_error_code", "forq_
                   "forq_steps", "forq_peak_cached_tokens", "forq_peak_blocks", "forq_attended_tokens",
                   "forq_sequential_peak_tokens", "forq_sequential_attended_tokens", "forq_preemptions",
                   "forq_forwards", "forq_hit_rate", "forq_acceptance_length", "forq_decoding_efficiency",
-                  "forq_draft_nodes", "forq_verify_nodes"]  # fmt: skip
+                  "forq_draft_nodes", "forq_verify_nodes", "forq_cached_tokens"]  # fmt: skip
 QUESTIONS = [f"What is {n} plus {n + 1}? Answer in one sentence." for n in range(12)]
 
 

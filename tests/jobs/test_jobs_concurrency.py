@@ -27,7 +27,7 @@ from sqlalchemy import select, text, update
 from db.models import Job, Shard
 from db.session import Database
 from jobs import ending, leases, results
-from jobs.errors import Conflict, LeaseLost
+from jobs.errors import Conflict, LeaseLost, QueueFull
 from jobs.settings import Settings
 from jobs.submit import SubmitOptions, submit_file
 
@@ -248,6 +248,16 @@ def test_the_same_content_submitted_at_once_is_one_job(database: Database, setti
     assert len({job.job_id for job in submitted if not isinstance(job, BaseException)}) == 1
     assert sum(job.is_new for job in submitted if not isinstance(job, BaseException)) == 1
     assert num_rows_in_tables(database)["requests"] == 2
+
+
+def test_jobs_submitted_at_once_do_not_pass_a_limit_together(database: Database, settings: Settings) -> None:
+    limits = settings.limits.model_copy(update={"max_queued_jobs": 2, "max_queued_rows": 5})
+    settings = settings.model_copy(update={"limits": limits})
+    path = write_table(settings.home.parent / "two.parquet", {"prompt": ["a", "b"]})
+    outcomes = at_once(*[lambda: submit_file(database, settings, path, SubmitOptions(model=MODEL))] * 6)
+    assert sum(not isinstance(outcome, BaseException) for outcome in outcomes) == 2
+    assert [type(outcome) for outcome in outcomes if isinstance(outcome, BaseException)] == [QueueFull] * 4
+    assert num_rows_in_tables(database)["requests"] == 4
 
 
 def test_submitting_leaves_workers_free_to_lease(database: Database, settings: Settings) -> None:

@@ -66,6 +66,7 @@ FAULTS = {
     "leases are whole": f"UPDATE shards SET lease_owner = NULL WHERE id = {LEASED}",
     "finished jobs have ended": f"UPDATE jobs SET state = 'running' WHERE id = {COMPLETED_JOB}",
     "cancelled jobs have ended": f"UPDATE jobs SET state = 'cancelling' WHERE id = {COMPLETED_JOB}",
+    "webhooks are told": "UPDATE webhook_deliveries SET next_attempt_at = '2001-01-01 00:00:00.0' WHERE id = 1",
     "expired leases are swept": f"UPDATE shards SET lease_expires_at = '2001-01-01 00:00:00.0' WHERE id = {LEASED}",
 }
 

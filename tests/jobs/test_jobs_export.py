@@ -67,6 +67,7 @@ def test_answers_come_out_in_input_order_with_every_result_column(database: Data
             "forq_sequential_peak_tokens": 5, "forq_sequential_attended_tokens": 20, "forq_preemptions": 0,
             "forq_forwards": None, "forq_hit_rate": None, "forq_acceptance_length": None,
             "forq_decoding_efficiency": None, "forq_draft_nodes": None, "forq_verify_nodes": None,
+            "forq_cached_tokens": None,
         }
     ]  # fmt: skip
 

@@ -72,6 +72,21 @@ def test_whoever_waits_long_enough_comes_before_a_higher_priority(database: Data
     assert [acquire(database).job_id for _ in range(3)] == [more_urgent, old, urgent]
 
 
+def test_a_stream_of_urgent_jobs_does_not_starve_a_patient_one(database: Database, settings: Settings) -> None:
+    """A minute passes with each urgent job; a step of priority is worth 4."""
+    queue = settings.queue.model_copy(update={"ageing_s_per_priority": 240.0})
+    settings = settings.model_copy(update={"queue": queue})
+    patient = submit_rows(database, settings, 8)
+    leased = []
+    for _ in range(7):
+        submit_rows(database, settings, 4, priority=1)
+        leased.append(acquire(database).job_id)
+        with database.write() as connection:
+            connection.execute(text("UPDATE shards SET queue_key = queue_key - 60"))
+    turns = [turn for turn, job in enumerate(leased) if job == patient]
+    assert turns == [4, 5]  # not before the urgent ones, and both shards as soon as it has waited 4 minutes
+
+
 def test_a_released_shard_keeps_its_place_and_only_its_unfinished_rows_run(
     database: Database, settings: Settings
 ) -> None:

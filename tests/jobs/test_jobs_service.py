@@ -156,7 +156,10 @@ def test_a_rows_detail_has_its_samples_trees_and_statistics(database: Database, 
     assert (detail["row"], detail["id"], detail["state"]) == (2, "12", "completed")
     assert [item["output"] for item in detail["samples"]] == ["first", "second"]
     second = detail["samples"][1]
-    assert list(second) == ["sample", "output", "finish_reason", "prompt_tokens", "output_tokens", "stats", "tree"]
+    assert list(second) == [
+        "sample", "output", "turns", "finish_reason", "prompt_tokens", "output_tokens", "stats", "tree"
+    ]  # fmt: skip
+    assert second["turns"] == []
     assert second["stats"]["threads"] == 3
     assert "request_id" not in second["stats"]
     assert [(node["node"], node["parent"], node["kind"], node["text"]) for node in second["tree"]] == [
@@ -184,6 +187,7 @@ def test_a_jobs_statistics_are_the_sums_over_its_samples(database: Database, set
     assert stats == {
         "job_id": job_id, "state": "completed", "decoding": "ar",
         "counts": {"total": 5, "completed": 5, "failed": 0, "cancelled": 0},
+        "cached_prompt_tokens": 0, "prefix_cache_hit_rate": None,
         "num_samples": 10, "prompt_tokens": 30, "output_tokens": tokens, "max_width": 2, "threads": 15, "forks": 5,
         "max_threads": 2, "forked_samples": 5, "mean_threads": 1.5, "forked_share": 0.5,
         "steps": tokens, "peak_cached_tokens": 30 + tokens, "peak_blocks": 10, "attended_tokens": 100,

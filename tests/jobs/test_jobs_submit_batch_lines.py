@@ -57,7 +57,7 @@ def test_a_bad_body_fails_its_line_alone(database: Database, settings: Settings,
         (line("stream", stream=True), "invalid_request"),
         (line("url", "/v1/embeddings", input="x"), "invalid_request"),
         ({**line("method"), "method": "GET"}, "invalid_request"),
-        (line("unknown", logprobs=True), "invalid_sampling"),
+        (line("unknown", logit_bias={"1": 5}), "invalid_sampling"),
         ('{"custom_id":"nul key","method":"POST","url":"/v1/chat/completions",'
          '"body":{"messages":[{"role":"user","content":"x"}],"a\\u0000b":1}}', "invalid_sampling"),
         ('{"custom_id":"half key","method":"POST","url":"/v1/chat/completions",'

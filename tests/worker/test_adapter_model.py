@@ -97,6 +97,22 @@ def test_it_is_merged_into_its_base_once(
     assert [entry.name for entry in found[0].path.parent.iterdir() if entry.is_dir()] == ["forking"]
 
 
+def test_a_full_disk_is_one_line_and_no_half_model(
+    tmp_path: Path, base: Path, adapter: Path, merges: Merges, small_disk: Any
+) -> None:
+    disk = small_disk(4 << 20)
+    settings = with_adapter(disk.folder, base, str(adapter))
+    write_base(base, bytes(2 << 20))
+    disk.fill(but=1 << 20)
+    with pytest.raises(Unavailable, match="No space left on device") as caught:
+        resolve_model("forking", settings, report=print)
+    assert "\n" not in str(caught.value)
+    assert [name for name in disk.names() if "lock" not in name] == ["home", "home/models"]
+    disk.free()
+    found = resolve_model("forking", settings, report=print)
+    assert (found.path / "model.safetensors").stat().st_size == (2 << 20) + len(b"rows")
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_another_adapter_is_another_model(
     settings: Settings, adapter: Path, lines: list[str], merges: Merges, file: str

@@ -1,5 +1,6 @@
 """An outage is one line when it begins and one when it is over, however many loops meet it."""
 
+import sqlite3
 import threading
 from typing import Any
 
@@ -19,18 +20,32 @@ def test_many_loops_say_one_line() -> None:
     now = [100.0]
     outage = Outage(lambda: now[0])
     with structlog.testing.capture_logs() as lines:
-        outage.over()
-        for _ in range(64):
-            outage.note(gone())
-        now[0] += 12.34
-        outage.over()
-        outage.over()
-        outage.note(gone())
+        outage.over(0)
+        for loop in range(64):
+            outage.note(loop, gone())
+        for loop in range(64):
+            now[0] += 0.1
+            outage.over(loop)
+            outage.over(loop)
+        outage.note(0, gone())
     assert [(line["event"], line.get("reason"), line.get("after_s")) for line in lines] == [
-        ("database_unreachable", "OperationalError", None),
-        ("database_back", None, 12.3),
-        ("database_unreachable", "OperationalError", None),
+        ("database_unreachable", "Exception", None),
+        ("database_back", None, 6.4),
+        ("database_unreachable", "Exception", None),
     ]
+
+
+def test_whoever_is_served_beside_one_that_is_not_does_not_end_the_outage() -> None:
+    """As on a full disk, where small writes succeed and large ones do not."""
+    outage = Outage()
+    with structlog.testing.capture_logs() as lines:
+        outage.note("large", OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full")))
+        for _ in range(10):
+            outage.note("small", gone())
+            outage.over("small")
+        outage.over("large")
+    assert [line["event"] for line in lines] == ["database_unreachable", "database_back"]
+    assert lines[0]["reason"] == "database or disk is full"
 
 
 def test_work_goes_on_where_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,11 +235,11 @@ def test_an_engine_that_fails_in_a_step_says_why_and_takes_no_more(
     """The last test here: it costs the engine."""
 
     def broken(engine: object) -> None:
-        raise RuntimeError("illegal memory access")
+        raise RuntimeError("CUDA error: illegal memory access")
 
     monkeypatch.setattr(asker.backend, "_advance", broken)
     asker.start(asker.sample(QUESTIONS[0]))
     assert asker.backend.wait_dead(timeout_s=PATIENCE_S)
-    assert asker.backend.failure == "RuntimeError: illegal memory access"
+    assert asker.backend.failure == "RuntimeError: CUDA error: illegal memory access"
     with pytest.raises(EngineDead, match="illegal memory access"):
         asker.start(asker.sample(QUESTIONS[1]))

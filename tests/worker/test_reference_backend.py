@@ -29,7 +29,7 @@ from apar.decoding.model import TreeModel
 from jobs.errors import Unavailable
 from jobs.forking import DECODINGS, forks
 from jobs.reference_settings import PtdSettings, ReferenceSettings
-from jobs.sampling import Sampling
+from jobs.sampling import Sampling, Structured
 from jobs.settings import KVBudget
 from worker.backend import EngineDead, Finished, Refused, Sample
 from worker.generation import too_long
@@ -237,6 +237,8 @@ def test_another_eos_of_the_generation_config_ends_an_answer_and_is_no_text(
         (PROMPTS[0], {"presence_penalty": 0.5}, "presence_penalty is 0.5, which the reference backend cannot do"),
         (PROMPTS[0], {"frequency_penalty": -1.0}, "frequency_penalty is -1.0"),
         (PROMPTS[0], {"repetition_penalty": 1.1}, "repetition_penalty is 1.1"),
+        (PROMPTS[0], {"logprobs": 2}, "logprobs is 2, which the reference backend cannot do"),
+        (PROMPTS[0], {"structured": Structured(choice=["a" * 90])}, "structured is {'choice': ['aaa"),
         (PROMPTS[0], {"temperature": 1.0, "top_p": 7.0}, "top_p is 7.0"),
         (PROMPTS[0], {"temperature": float("nan")}, "temperature is nan"),
         ([VOCAB_SIZE + 7], {}, f"token {VOCAB_SIZE + 7}"),

@@ -24,8 +24,9 @@ def sampling_options(sample: Sample) -> SamplingOptions:
     top_p, top_k, min_p = said.pop("top_p", 1.0), said.pop("top_k", 0), said.pop("min_p", 0.0)
     for name, value in said.items():
         if name not in _SAY_NOTHING or value != _SAY_NOTHING[name]:
+            shown = str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}..."
             raise DecodingError(
-                f"{name} is {value}, which the reference backend cannot do: leave it out, or use a model with backend "
+                f"{name} is {shown}, which the reference backend cannot do: leave it out, or use a model with backend "
                 "vllm"
             )
     if temperature < GREEDY_BELOW:

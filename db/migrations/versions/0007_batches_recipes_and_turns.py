@@ -53,10 +53,14 @@ def upgrade() -> None:
         sa.Column("completion_window", sa.String(length=16), nullable=False),
         sa.Column("labels", sa.JSON(), nullable=True),
         sa.Column("fingerprint", sa.String(length=64), nullable=False),
+        sa.Column("model", sa.String(length=63), nullable=True),
         sa.Column("options", sa.JSON(), nullable=False),
         sa.Column("errors", sa.JSON(), nullable=True),
         sa.Column("output_file_id", sa.String(length=40), nullable=True),
         sa.Column("error_file_id", sa.String(length=40), nullable=True),
+        sa.Column("totals", sa.JSON(), nullable=True),
+        sa.Column("claimed_by", sa.String(length=26), nullable=True),
+        sa.Column("claimed_until", UtcDateTime(timezone=True), nullable=True),
         sa.Column("created_at", UtcDateTime(timezone=True), nullable=False),
         sa.Column("expires_at", UtcDateTime(timezone=True), nullable=False),
         *(sa.Column(name, UtcDateTime(timezone=True), nullable=True) for name in _STAMPS),
@@ -66,6 +70,8 @@ def upgrade() -> None:
     op.create_index("ix_batches_tenant_id", "batches", ["tenant", "id"])
     op.create_index(op.f("ix_batches_job_id"), "batches", ["job_id"])
     op.create_index(op.f("ix_batches_fingerprint"), "batches", ["fingerprint"])
+    is_open = sa.text("state IN ('validating', 'in_progress', 'finalizing', 'cancelling')")
+    op.create_index("ix_batches_open", "batches", ["id"], sqlite_where=is_open, postgresql_where=is_open)
     op.add_column("jobs", sa.Column("recipe", sa.Text(), nullable=True))
     for column in (
         sa.Column("turns", sa.Text(), nullable=True),
