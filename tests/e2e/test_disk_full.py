@@ -189,7 +189,7 @@ def test_an_export_or_backup_to_a_full_disk_is_one_line_and_no_half_file(home: H
     assert home.refused("db", "backup", target.folder / "backup.db")
     assert target.names() == []
     (target.folder / "old.parquet").write_bytes(b"of yesterday")
-    home.refused("export", job, target.folder / "old.parquet", "--force")
+    home.refused("export", job, target.folder / "old.parquet")
     assert target.names() == ["old.parquet"]
     assert (target.folder / "old.parquet").read_bytes() == b"of yesterday"
 
