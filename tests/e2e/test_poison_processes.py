@@ -110,4 +110,4 @@ def test_rows_that_end_their_worker_are_found_and_nobody_else_loses_a_row(
     assert set(codes) == {-signal.SIGKILL, EXIT_ENGINE_DEAD}
     assert len(codes) <= 8  # two together, one out of memory, two for each row, and what was at work beside
     told = [reason for reason in reasons if reason is not None]
-    assert any("EngineDeadError: EngineCore encountered an issue." in reason for reason in told)
+    assert any("EngineDeadError" in reason for reason in told)
