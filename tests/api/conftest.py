@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from api_support import Submit, parquet_bytes
+from batch_desk import Desk
 from database_fixtures import Templates, postgresql_server, templates
 from fastapi import FastAPI
 from starlette.testclient import TestClient
@@ -82,3 +83,8 @@ def submit(client: TestClient) -> Submit:
         return status
 
     return post
+
+
+@pytest.fixture
+def desk(settings: Settings, database: Database, tmp_path: Path) -> Desk:
+    return Desk(settings, database, tmp_path)
