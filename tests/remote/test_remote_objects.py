@@ -6,60 +6,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from s3_server import BUCKET, KEY_ID, SECRET, S3Server, storage_at
+from transfers import MIB, Stopped, left_behind, read, silent, transfers, write
 
 from jobs.errors import BadInput, ForqError, Unavailable
 from jobs.remote.files import input_file, output_file
 from jobs.remote.urls import parse_url
 from jobs.settings import Limits, Settings
 
-MIB = 1 << 20
-
-
-class Stopped(Exception):
-    pass
-
-
-def silent(phase: str, done: int, total: int) -> None: ...
-
-
-def moving(report: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
-    """Without the time that a busy machine takes to connect."""
-    return lambda phase, done, total: report(phase, done, total) if phase != "connecting" else None
-
-
-def read(settings: Settings, url: str, report: Callable[[str, int, int], None] = silent) -> bytes:
-    with input_file(settings, parse_url(url), moving(report)) as path:
-        return path.read_bytes()
-
-
-def write(settings: Settings, url: str, content: bytes, report: Callable[[str, int, int], None] = silent) -> None:
-    with output_file(settings, parse_url(url), moving(report)) as path:
-        path.write_bytes(content)
-
 
 def url_of(key: str) -> str:
     return f"s3://{BUCKET}/{key}"
-
-
-def left_behind(settings: Settings) -> list[Path]:
-    return list((settings.home / "tmp").iterdir())
-
-
-def transfers() -> list[psutil.Process]:
-    """The running children of this process's server."""
-    found = []
-    for server in psutil.Process().children():
-        with suppress(psutil.Error):
-            if "forkserver" in " ".join(server.cmdline()):
-                found += [child for child in server.children() if child.status() != psutil.STATUS_ZOMBIE]
-    return found
 
 
 def test_an_object_is_read_and_one_is_written_with_progress(settings: Settings, s3: S3Server) -> None:
@@ -224,16 +186,6 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path: Path, verb: str) -> No
     settings = Settings(home=tmp_path / "home", storage=storage_at("http://127.0.0.1:9"))
     with pytest.raises(Unavailable, match=r"its server cannot be reached .*AWS_ENDPOINT_URL"):
         read(settings, url_of("in/a.parquet")) if verb == "read" else write(settings, url_of("out/a.parquet"), b"x")
-
-
-@pytest.mark.parametrize("verb", ["read", "write"])
-def test_a_google_server_that_is_not_there_is_one_line(tmp_path: Path, verb: str) -> None:
-    root = {"url": "gs://bucket/", "endpoint_override": "http://127.0.0.1:9", "anonymous": True}
-    settings = Settings.model_validate(
-        {"home": tmp_path / "home", "storage": {"roots": [root], "request_timeout_s": 1}}
-    )
-    with pytest.raises(Unavailable, match="its server cannot be reached"):
-        read(settings, "gs://bucket/a.parquet") if verb == "read" else write(settings, "gs://bucket/a.parquet", b"x")
 
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, s3: S3Server) -> None:
