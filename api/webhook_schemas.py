@@ -47,6 +47,7 @@ class Webhook(BaseModel):
     resume_at: Moment | None = Field(description="Of a failing one: nothing is sent before.")
     created_at: Moment
     num_pending: int = Field(description="Events that are still to be sent.")
+    old_secret_until: Moment | None = Field(description="After a rotation, how long the old secret signs, too.")
 
 
 class WebhookWithSecret(Webhook):

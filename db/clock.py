@@ -44,3 +44,8 @@ def _postgresql_now(element: db_now, compiler: SQLCompiler, **kw: Any) -> str:
     # clock_timestamp(), not now(): a lease must not start when a long transaction began.
     offset = compiler.process(element.clauses, **kw)
     return f"(clock_timestamp() + make_interval(secs => {offset}))" if offset else "clock_timestamp()"
+
+
+def plain(value: Any) -> Any:
+    """A value for JSON: a moment as RFC 3339 in UTC, ending in `Z`; anything else as it is."""
+    return value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else value

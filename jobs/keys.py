@@ -12,14 +12,13 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, exists, insert, literal, or_, select, update
 from ulid import ULID
 
-from db.clock import db_now
+from db.clock import db_now, plain
 from db.models import DEFAULT_TENANT, ApiKey
 from db.session import Database
 from jobs import tenants
@@ -216,7 +215,7 @@ def _describe(database: Database, key_id: str | None = None) -> list[dict[str, A
             "scopes": row.scopes,
             "state": _state(row),
             "rate_per_minute": row.rate_per_minute,
-            **{name: _plain(getattr(row, name)) for name in ("created_at", "expires_at", "revoked_at", "last_used_at")},
+            **{name: plain(getattr(row, name)) for name in ("created_at", "expires_at", "revoked_at", "last_used_at")},
         }
         for row in rows
     ]
@@ -226,7 +225,3 @@ def _state(row: Any) -> str:
     if row.revoked_at is not None:
         return "revoked"
     return "expired" if row.expires_at is not None and row.expires_at <= row.now else "live"
-
-
-def _plain(value: datetime | None) -> str | None:
-    return None if value is None else value.isoformat().replace("+00:00", "Z")

@@ -4,12 +4,11 @@ Every answer is a dict with the keys of the command line's `--json`, which the R
 """
 
 import json
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, case, func, literal, select
 
-from db.clock import db_now
+from db.clock import db_now, plain
 from db.models import Job, Output, Request, RequestStats, Shard, ThreadNode, Worker
 from db.session import Database
 from db.states import ENDED, JobState
@@ -247,7 +246,7 @@ def workers(database: Database, *, alive_only: bool = True) -> list[dict[str, An
         statement = statement.where(Worker.exited_at.is_(None), Worker.heartbeat_at > db_now(literal(-WORKER_ALIVE_S)))
     with database.read() as connection:
         rows = connection.execute(statement).all()
-    return [{key: _plain(value) for key, value in row._mapping.items()} for row in rows]
+    return [{key: plain(value) for key, value in row._mapping.items()} for row in rows]
 
 
 def _no_worker(connection: Connection, model: str) -> str | None:
@@ -281,9 +280,9 @@ def _status(job: Row[*tuple[Any, ...]], sums: Any, error: str | None) -> dict[st
             "failed": int(sums.num_failed),
             "cancelled": int(sums.num_cancelled),
         },
-        "created_at": _plain(job.created_at),
-        "started_at": _plain(job.started_at),
-        "finished_at": _plain(job.finished_at),
+        "created_at": plain(job.created_at),
+        "started_at": plain(job.started_at),
+        "finished_at": plain(job.finished_at),
         "eta_s": eta_s,
         "output_tokens": int(sums.output_tokens),
         "error": error,
@@ -311,10 +310,6 @@ def _figure(value: Any) -> int | float | None:
     if value is None or isinstance(value, int):
         return value
     return round(value, 4) if isinstance(value, float) else int(value)
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else value
 
 
 def _node(row: Row[*tuple[Any, ...]], output: str) -> dict[str, Any]:

@@ -8,13 +8,12 @@ The webhook's row is always written before its deliveries' rows: no cycle of loc
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, literal, literal_column, or_, select, update
 from sqlalchemy.orm import aliased
 
-from db.clock import db_now
+from db.clock import db_now, plain
 from db.models import Webhook, WebhookDelivery
 from db.session import Database
 from db.states import DeliveryState, WebhookState
@@ -76,6 +75,8 @@ class Outcome:
 
     status: int | None = None
     error: str | None = None
+    retry_after_s: float | None = None
+    """What the receiver asked for; unbounded."""
 
     @property
     def is_delivered(self) -> bool:
@@ -86,9 +87,15 @@ def lease_s(settings: Settings) -> float:
     return settings.webhooks.timeout_s + SPARE_S
 
 
-def delay_s(attempts: int, chance: float) -> float:
-    """How long after its attempt number `attempts` an event is tried again; `chance` is between 0 and 1."""
-    return DELAYS_S[min(attempts, len(DELAYS_S)) - 1] * (1 + JITTER * chance)
+def delay_s(attempts: int, chance: float, asked_s: float | None = None) -> float:
+    """How long after its attempt number `attempts` an event is tried again.
+
+    Args:
+        chance: between 0 and 1.
+        asked_s: the receiver's own wish; it can delay, up to the longest delay, and not hasten.
+    """
+    usual = DELAYS_S[min(attempts, len(DELAYS_S)) - 1] * (1 + JITTER * chance)
+    return max(usual, min(asked_s or 0.0, DELAYS_S[-1]))
 
 
 def pause_s(num_failures: int) -> float:
@@ -242,7 +249,7 @@ def list_deliveries(
 
 
 def _described(row: Any) -> dict[str, Any]:
-    said = {name: _plain(value) for name, value in row._mapping.items()}
+    said = {name: plain(value) for name, value in row._mapping.items()}
     if row.state != DeliveryState.PENDING:
         said["next_attempt_at"] = None
     return said
@@ -323,7 +330,3 @@ def _failed(connection: Connection, claim: Claim, outcome: Outcome, max_attempts
             last_error=storable_error(outcome.error or ""),
         )
     )
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else value

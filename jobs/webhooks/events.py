@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, or_, select
 from ulid import ULID
 
-from db.clock import db_now
+from db.clock import db_now, plain
 from db.models import Job, Shard, Webhook, WebhookDelivery
 from db.states import ENDED, DeliveryState, JobState, WebhookState
 
@@ -48,7 +48,7 @@ def ping(connection: Connection, webhook_id: str) -> str:
 
 def body_of(event: str, at: datetime, data: dict[str, Any]) -> str:
     """The shape that Standard Webhooks recommends."""
-    return json.dumps({"type": event, "timestamp": _plain(at), "data": data}, ensure_ascii=False)
+    return json.dumps({"type": event, "timestamp": plain(at), "data": data}, ensure_ascii=False)
 
 
 def _queue(
@@ -98,11 +98,7 @@ def _facts(connection: Connection, job_id: str) -> dict[str, Any]:
             "failed": int(counted.num_failed),
             "cancelled": int(counted.num_cancelled),
         },
-        "created_at": _plain(job.created_at),
-        "started_at": _plain(job.started_at),
-        "finished_at": _plain(job.finished_at),
+        "created_at": plain(job.created_at),
+        "started_at": plain(job.started_at),
+        "finished_at": plain(job.finished_at),
     }
-
-
-def _plain(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat().replace("+00:00", "Z")

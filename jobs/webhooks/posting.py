@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import BadInput
+from jobs.retry_after import seconds_of
 from jobs.webhook_settings import WebhookSettings
 from jobs.webhooks.deliveries import Outcome
 from jobs.webhooks.urls import Address, Target, check_allowed, parse, refusal_of
@@ -110,7 +111,7 @@ async def _post_to(
         else:
             try:
                 await _discard(response)
-                return _judge(response.status_code)
+                return _judge(response)
             finally:
                 await response.aclose()
     return outcome
@@ -129,12 +130,13 @@ async def _discard(response: "httpx.Response") -> None:
                     return
 
 
-def _judge(status: int) -> Outcome:
+def _judge(response: "httpx.Response") -> Outcome:
+    status = response.status_code
     if 200 <= status < 300:
         return Outcome(status)
     if 300 <= status < 400:
         return Outcome(status, f"answered {status}: redirects are not followed, name the address it leads to")
-    return Outcome(status, f"answered {status}")
+    return Outcome(status, f"answered {status}", seconds_of(response.headers.get("retry-after")))
 
 
 def _reason(error: BaseException | None) -> str:

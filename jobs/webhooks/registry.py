@@ -8,13 +8,13 @@ import base64
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, func, insert, literal, select, update
+from sqlalchemy import case, delete, func, insert, literal, or_, select, true, update
 from ulid import ULID
 
-from db.clock import db_now
+from db import locks
+from db.clock import db_now, plain
 from db.models import DEFAULT_TENANT, Webhook, WebhookDelivery
 from db.session import Database
 from db.states import DeliveryState, WebhookState
@@ -65,6 +65,7 @@ def add(
     tenants.check_name(tenant)
     webhook_id, secret = str(ULID()), new_secret()
     with database.write() as connection:
+        locks.hold(connection, "webhooks", tenant)  # no constraint stands for these two checks
         mine = (Webhook.tenant == tenant) & (Webhook.state != WebhookState.REMOVED)
         urls = connection.scalars(select(Webhook.url).where(mine)).all()
         if target.url in urls:
@@ -132,24 +133,32 @@ def rotate(
     Raises:
         BadInput: an overlap out of bounds.
         NotFound: no such webhook, or another tenant's.
+        Conflict: the overlap of the last rotation is not over. Only two secrets sign, so the receiver's, which may be
+            the oldest, would end at once. Without an overlap that is what is asked for.
     """
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise BadInput(f"the overlap is {overlap_s:g} s: it must be between 0 and {MAX_OVERLAP_S:.0f} (30 days)")
     get(database, webhook_id, tenant)
     secret = new_secret()
+    is_free = or_(Webhook.old_secret_until.is_(None), Webhook.old_secret_until <= db_now())
     with database.write() as connection:
         changed = connection.execute(
             update(Webhook)
             .where(Webhook.id == storable(webhook_id), Webhook.state != WebhookState.REMOVED)
+            .where(is_free if overlap_s else true())
             .values(
                 old_secret=Webhook.secret if overlap_s else None,
                 old_secret_until=db_now(literal(overlap_s)) if overlap_s else None,
                 secret=secret,
             )
         ).rowcount
+    described = get(database, webhook_id, tenant)
     if not changed:
-        raise _no_webhook(webhook_id)
-    return get(database, webhook_id, tenant), secret
+        raise Conflict(
+            f"webhook {described['id']} has two secrets already, until {described['old_secret_until']}: rotate it "
+            "then, or at once (`--at-once`, overlap_s 0), which ends both"
+        )
+    return described, secret
 
 
 def queue_ping(database: Database, webhook_id: str, tenant: str | None = None) -> str:
@@ -215,6 +224,7 @@ def _describe(database: Database, webhook_id: str | None, tenant: str | None) ->
     columns = (
         Webhook.id, Webhook.tenant, Webhook.url, Webhook.events, Webhook.every_job, Webhook.state,
         Webhook.num_failures, Webhook.resume_at, Webhook.created_at, pending.label("num_pending"),
+        case((Webhook.old_secret_until > db_now(), Webhook.old_secret_until)).label("old_secret_until"),
     )  # fmt: skip
     statement = select(*columns).where(Webhook.state != WebhookState.REMOVED).order_by(Webhook.id)
     if webhook_id is not None:
@@ -223,8 +233,4 @@ def _describe(database: Database, webhook_id: str | None, tenant: str | None) ->
         statement = statement.where(Webhook.tenant == storable(tenant))
     with database.read() as connection:
         rows = connection.execute(statement).all()
-    return [{name: _plain(value) for name, value in row._mapping.items()} for row in rows]
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else value
+    return [{name: plain(value) for name, value in row._mapping.items()} for row in rows]

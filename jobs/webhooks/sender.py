@@ -140,7 +140,7 @@ class Sender:
                 claim,
                 outcome,
                 max_attempts=self._settings.webhooks.max_attempts,
-                delay_s=deliveries.delay_s(claim.attempts, self._chance()),
+                delay_s=deliveries.delay_s(claim.attempts, self._chance(), outcome.retry_after_s),
                 lease_s=deliveries.lease_s(self._settings),
             )
         except SQLAlchemyError as error:  # it comes due again when its claim is over

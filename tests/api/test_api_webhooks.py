@@ -47,8 +47,10 @@ def test_a_webhook_is_made_read_rotated_and_removed_and_its_secret_is_said_once(
     assert client.get("/v1/webhooks").json() == {"webhooks": [made]}
     rotated = client.post(f"{path}/rotate", json={"overlap_s": 60}).json()
     assert rotated.pop("secret") not in (secret, None)
-    assert rotated == made
-    assert client.delete(path).json() == made
+    assert rotated["old_secret_until"] is not None
+    assert {**rotated, "old_secret_until": None} == made
+    assert_problem(client.post(f"{path}/rotate", json={"overlap_s": 60}), 409, "two secrets already")
+    assert client.delete(path).json() == rotated
     for response in (
         client.get(path),
         client.delete(path),

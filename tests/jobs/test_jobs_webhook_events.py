@@ -1,6 +1,8 @@
 """Every change of a job's state queues its event once, in its own transaction; and whose webhooks hear of it."""
 
+import contextlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from jobs.upkeep.purge import purge
 from jobs.webhooks import cli, events, registry
 from jobs.webhooks.deliveries import list_deliveries
 from jobs.webhooks.events import Event
+from jobs.webhooks.registry import MAX_PER_TENANT
 
 URL = "https://hooks.example.com/forq"
 
@@ -248,8 +251,13 @@ def test_webhooks_are_added_listed_rotated_and_removed_and_the_secret_is_in_no_l
     assert registry.list_webhooks(database) == registry.list_webhooks(database, "default") == [described]
     assert registry.list_webhooks(database, "other") == []
     again, newer = registry.rotate(database, described["id"])
-    assert (again, newer != secret) == (described, True)
+    until = again.pop("old_secret_until")
+    assert until is not None
+    assert ({**again, "old_secret_until": None}, newer != secret) == (described, True)
     assert registry.signing_keys(database, described["id"]).secrets == (newer, secret)
+    with pytest.raises(Conflict, match=f"has two secrets already, until {until}: rotate it then, or at once"):
+        registry.rotate(database, described["id"])
+    assert registry.signing_keys(database, described["id"]).secrets == (newer, secret), "the receiver's still signs"
     newest = registry.rotate(database, described["id"], overlap_s=0)[1]
     assert registry.signing_keys(database, described["id"]).secrets == (newest,)
     assert not any(text in str(registry.list_webhooks(database)) for text in (secret, newer, newest))
@@ -265,6 +273,27 @@ def test_an_old_secret_signs_until_its_time_is_over(database: Database, settings
     with database.write() as connection:
         connection.exec_driver_sql("UPDATE webhooks SET old_secret_until = '2001-01-01 00:00:00.000000'")
     assert registry.signing_keys(database, webhook_id).secrets == (newer,)
+    assert registry.get(database, webhook_id)["old_secret_until"] is None
+    newest = registry.rotate(database, webhook_id)[1]
+    assert registry.signing_keys(database, webhook_id).secrets == (newest, newer)
+
+
+def test_of_many_that_are_added_at_once_each_is_there_once_and_none_over_the_limit(
+    database: Database, settings: Settings
+) -> None:
+    """Two of each address at a time: every second one must be refused, and those over the limit."""
+    urls = [f"https://hooks.example.com/forq/{number // 2}" for number in range(2 * MAX_PER_TENANT + 8)]
+
+    def add(url: str) -> str | None:
+        with contextlib.suppress(Conflict):
+            return str(registry.add(database, settings, url)[0]["url"])
+        return None
+
+    with ThreadPoolExecutor(8) as pool:
+        made = [url for url in pool.map(add, urls) if url is not None]
+    there = [webhook["url"] for webhook in registry.list_webhooks(database)]
+    assert sorted(there) == sorted(made) == sorted(set(there))
+    assert len(there) == MAX_PER_TENANT
 
 
 def test_another_tenants_webhook_reads_like_none(database: Database, settings: Settings, webhook_id: str) -> None:

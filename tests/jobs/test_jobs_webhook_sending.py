@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from batches import drain, submit_rows
@@ -81,6 +81,9 @@ def test_the_delays_grow_to_hours_and_ten_attempts_take_about_a_day() -> None:
     assert 20 * 3600 < sum(delays) < 26 * 3600
     assert delay_s(1, 1.0) == 6
     assert delay_s(99, 0.0) == delays[-1]
+    assert delay_s(1, 0.0, 60.0) == 60.0, "as asked for"
+    assert delay_s(2, 0.0, 1.0) == 30.0, "but never sooner"
+    assert delay_s(1, 0.0, 1e9) == delays[-1], "nor later than the longest"
     assert [pause_s(number) for number in (5, 6, 7, 9, 50)] == [60, 120, 240, 900, 900]
 
 
@@ -298,6 +301,16 @@ def test_what_could_not_be_sent_for_days_is_given_up(database: Database, setting
     assert deliveries.give_up_old(database, 3600.0) == 1
     assert only(database)["state"] == "failed"
     assert only(database)["last_error"] == "not delivered within 3600 s (webhooks.max_age_s); before: never tried"
+
+
+def test_a_receiver_may_ask_for_a_later_attempt(database: Database, settings: Settings) -> None:
+    with receiving(lambda number: (503, {"Retry-After": "900"})) as receiver:
+        settings = allowing(settings, receiver.url)
+        ping(database, settings, receiver.url)
+        before = datetime.now(UTC)
+        assert send(database, settings) == [1]
+    at = datetime.fromisoformat(only(database)["next_attempt_at"])
+    assert timedelta(seconds=899) < at - before < timedelta(seconds=960)
 
 
 def test_after_a_rotation_both_secrets_verify(database: Database, settings: Settings) -> None:
