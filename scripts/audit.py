@@ -12,6 +12,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -75,6 +76,7 @@ def audit(wanted: Iterable[Pin], options: Sequence[str], timeout_s: float) -> li
         Failed: anything else.
     """
     answers: list[dict[str, Any]] = []
+    deadline = time.monotonic() + timeout_s
     for layer in _layers(wanted):
         with TemporaryDirectory() as folder:
             requirements, output = Path(folder, "requirements.txt"), Path(folder, "answer.json")
@@ -83,7 +85,8 @@ def audit(wanted: Iterable[Pin], options: Sequence[str], timeout_s: float) -> li
             command += ["--format", "json", "--timeout", str(REQUEST_TIMEOUT_S), *options]
             command += ["--requirement", str(requirements), "--output", str(output)]
             try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+                left_s = max(0.0, deadline - time.monotonic())
+                done = subprocess.run(command, capture_output=True, text=True, timeout=left_s, check=False)
             except subprocess.TimeoutExpired:
                 raise NotChecked(f"it has not answered within {timeout_s:g} s") from None
             if not output.exists():

@@ -154,9 +154,11 @@ class Job:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         etag: str | None = None
+        is_first = True
         while True:
             left_s = POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
-            wait_s = min(POLL_S, left_s) if etag is not None or progress is None else 0.0
+            wait_s = 0.0 if is_first and progress is not None else min(POLL_S, left_s)
+            is_first = False
             headers = {"If-None-Match": etag} if etag is not None else None
             response = self._transport.get(self._path(), wait_s=wait_s, headers=headers, wait=f"{wait_s:.3f}")
             if response.status_code != httpx.codes.NOT_MODIFIED:

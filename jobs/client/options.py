@@ -29,6 +29,8 @@ class SubmitOptions(TypedDict, total=False):
     priority: int | None
     kv_share: float | None
     name: str | None
+    webhook: str | None
+    """A webhook of the tenant, by its URL, to hear of this job."""
 
 
 def form_of(options: SubmitOptions) -> list[tuple[str, str]]:

@@ -39,11 +39,13 @@ def write_parquet(data: Any, path: Path) -> None:
     # No statistics: the footer would have texts in it.
     with pq.ParquetWriter(path, reader.schema, compression="zstd", write_statistics=False) as writer:
         waiting: list[pa.RecordBatch] = []
+        num_bytes = 0
         for batch in reader:
             waiting.append(batch)
-            if sum(each.nbytes for each in waiting) >= ROW_GROUP_BYTES:
+            num_bytes += batch.nbytes
+            if num_bytes >= ROW_GROUP_BYTES:
                 writer.write_table(pa.Table.from_batches(waiting), row_group_size=ROW_GROUP_ROWS)
-                waiting = []
+                waiting, num_bytes = [], 0
         if waiting:
             writer.write_table(pa.Table.from_batches(waiting), row_group_size=ROW_GROUP_ROWS)
 

@@ -8,6 +8,7 @@ import httpx
 import tenacity
 
 from jobs.client.errors import ApiError, ClientError, UnreachableError, error_for
+from jobs.retry_after import seconds_of
 
 NOT_DONE = (429, 503)
 """The service says that it did nothing, so anything may be sent again."""
@@ -132,11 +133,7 @@ def _checked(response: httpx.Response) -> httpx.Response:
             pass
     if not detail:
         detail = f"{response.request.url.host} answered {response.status_code}, and not as forq does: check the address"
-    raise error_for(response.status_code, detail, _seconds(response.headers.get("retry-after")), values)
-
-
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text is not None and text.isdecimal() else None
+    raise error_for(response.status_code, detail, seconds_of(response.headers.get("retry-after")), values)
 
 
 def _text(value: Any) -> str:
