@@ -4,6 +4,7 @@ Where a symbolic link leads is looked at first, and must stay inside. Then the p
 following links, so that a link put there in between opens nothing.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ def identity(file: BinaryIO) -> FileId:
 
 
 def publish(url: Url, root: Url, chunks: Iterator[bytes]) -> None:
-    """Write `chunks` beside the target under another name, then give them the target's: whole or not at all.
+    """Write `chunks` to a file without a name, then give it the target's: whole or not at all, also when killed.
 
     Raises:
         BadInput: the folder is not there or outside of the root, or the target is a folder.
@@ -57,13 +58,15 @@ def publish(url: Url, root: Url, chunks: Iterator[bytes]) -> None:
     temporary = f".forq.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+            descriptor, is_named = _open_output(folder, temporary)
             with open(descriptor, "wb", buffering=0) as file:
                 for chunk in chunks:
                     view = memoryview(chunk)
                     while view:  # an unbuffered write may take less
                         view = view[file.write(view) :]
                 os.fsync(descriptor)
+                if not is_named:  # a link replaces nothing, a rename does
+                    os.link(f"/proc/self/fd/{descriptor}", temporary, dst_dir_fd=folder, follow_symlinks=True)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
             os.fsync(folder)
         except IsADirectoryError:
@@ -75,6 +78,17 @@ def publish(url: Url, root: Url, chunks: Iterator[bytes]) -> None:
                 os.unlink(temporary, dir_fd=folder)
     finally:
         os.close(folder)
+
+
+def _open_output(folder: int, temporary: str) -> tuple[int, bool]:
+    """A new file in an open folder, and whether it has a name: on file systems that know no file without (NFS)."""
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=folder), False
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            raise
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return os.open(temporary, flags, 0o644, dir_fd=folder), True
 
 
 def _open_parent(url: Url, root: Url, *, follow_last: bool) -> tuple[int, str]:

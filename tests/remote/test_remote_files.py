@@ -1,13 +1,17 @@
 """`file://`: what a root's folder opens, and what it does not."""
 
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transfers import transfers
 
-from jobs.errors import BadInput
+from jobs.errors import BadInput, Unavailable
 from jobs.remote.files import input_file, output_file
-from jobs.remote.urls import Url, parse_url
+from jobs.remote.local import publish
+from jobs.remote.urls import Url, parse_root, parse_url
 from jobs.settings import Limits, Settings
 
 
@@ -150,3 +154,46 @@ def test_a_path_is_used_as_it_is(files: Settings, tmp_path: Path) -> None:
         assert same == path
     with output_file(files, path, silent) as same:
         assert same == path
+
+
+def test_an_output_whose_writer_is_killed_leaves_nothing(files: Settings, root: Path) -> None:
+    seen: list[int] = []
+
+    def kill(phase: str, done: int, total: int) -> None:
+        if done >= 8 << 20:
+            seen.append(done)
+            for transfer in transfers():
+                transfer.kill()
+
+    with (
+        pytest.raises(Unavailable, match="the transfer died"),
+        output_file(files, parse_url(f"file://{root}/a.parquet"), kill) as local,
+    ):
+        local.write_bytes(bytes(64 << 20))
+    assert seen
+    assert names(root) == ["a.parquet", "inner"]
+    assert (root / "a.parquet").read_bytes() == b"inside"
+
+
+def test_where_no_file_is_without_a_name_an_output_is_whole_or_not_at_all(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = os.open
+
+    def without(path: str, flags: int, *args: int, **where: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return open_file(path, flags, *args, **where)
+
+    def broken() -> Iterator[bytes]:
+        yield b"half"
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "open", without)
+    url, base = parse_url(f"file://{root}/out.parquet"), parse_root(f"file://{root}")
+    with pytest.raises(Unavailable, match="cannot be written"):
+        publish(url, base, broken())
+    assert names(root) == ["a.parquet", "inner"]
+    publish(url, base, iter([b"wh", b"ole"]))
+    assert (root / "out.parquet").read_bytes() == b"whole"
+    assert names(root) == ["a.parquet", "inner", "out.parquet"]
