@@ -23,6 +23,8 @@ class Decoding:
     pool: str | None = None
     """Samples of one pool together hold at most `pool_share` of the KV budget while others wait: a job's id."""
     pool_share: float = 1.0
+    job_id: str | None = None
+    """Whose grammars they bring."""
 
     @property
     def forks(self) -> bool:

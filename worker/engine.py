@@ -131,13 +131,19 @@ class VllmBackend(EngineThread["LLMEngine"]):
         self._grammars: GrammarChecker | None = None
 
     def submit(self, samples: Iterable[Sample], done: Done) -> None:
-        """Checks grammars first, in the caller's `threading.Thread`: that may take seconds, and the engine goes on."""
-        accepted = []
+        """Checks grammars in the caller's `threading.Thread`: that may take seconds, while the engine goes on, with the
+        samples that have none to begin with."""
+        checked: list[Sample] = []
+        free: list[Sample] = []
         for sample in samples:
+            (free if sample.sampling.structured is None else checked).append(sample)
+        super().submit(free, done)
+        accepted = []
+        for sample in checked:
             structured = sample.sampling.structured
             fault = None
             if structured is not None and self._grammars is not None and self._failure is None:
-                fault = self._grammars.fault(structured)
+                fault = self._grammars.fault(structured, sample.decoding.job_id)
             if fault is None:
                 accepted.append(sample)
             else:

@@ -33,6 +33,8 @@ IDLE_S = 60.0
 """The child holds some 600 MB: with nothing to do it ends, and is started again."""
 KNOWN = 1024
 """Grammars remembered, with their verdicts."""
+MOST_BROKEN = 5
+"""Of one job, grammars that end the child: each holds up the new grammars of all others for `COMPILE_S` and a start."""
 WALKED_TOKENS = 16
 _OUT_OF_MEMORY = 3
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
@@ -60,19 +62,27 @@ class GrammarChecker:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[str] | None = None
         self._known: dict[tuple[str, str], str | None] = {}
+        self._num_broken: dict[str | None, int] = {}
 
-    def fault(self, structured: Structured) -> str | None:
-        """Why the engine must not be given this, or None."""
+    def fault(self, structured: Structured, job_id: str | None = None) -> str | None:
+        """Why the engine must not be given this, or None. A job may end the child `MOST_BROKEN` times."""
         kind, text = key = _spec_of(structured)
         with suppress(KeyError):
             return self._known[key]  # without the lock: a known grammar does not wait for the check of another
         with self._lock:
             with suppress(KeyError):
                 return self._known[key]
+            if self._num_broken.get(job_id, 0) >= MOST_BROKEN:  # of this job, so not to be remembered
+                return (
+                    f"structured.{kind} is not compiled: {MOST_BROKEN} grammars of this job went over the limits, and "
+                    "no other new one of it is tried: write simpler ones"
+                )
             try:
                 found = self._ask(kind, text)
             except _Unchecked as error:  # no fault of the grammar's, and not to be remembered
                 return f"structured.{kind} cannot be checked: the process that compiles grammars {error}"
+            if self._child is None:  # it took the process with it
+                self._num_broken[job_id] = self._num_broken.get(job_id, 0) + 1
             fault = None if found is None else f"structured.{kind} {found}"
             if len(self._known) >= KNOWN:
                 del self._known[next(iter(self._known))]  # the oldest

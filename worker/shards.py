@@ -330,4 +330,6 @@ class _Shard:
 
 def _decoding_of(work: results.ShardWork, lease: Lease) -> Decoding:
     name = work.decoding
-    return Decoding(name) if work.kv_share is None else Decoding(name, lease.job_id, work.kv_share)
+    if work.kv_share is None:
+        return Decoding(name, job_id=lease.job_id)
+    return Decoding(name, pool=lease.job_id, pool_share=work.kv_share, job_id=lease.job_id)

@@ -41,6 +41,19 @@ def test_one_that_takes_too_long_ends_the_child_and_the_next_one_is_answered(che
     assert checker.fault(Structured(choice=["after"])) is None
 
 
+def test_a_job_whose_grammars_end_the_child_again_and_again_may_bring_no_other(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.grammars.MOST_BROKEN", 1)
+    slow, new = Structured(regex="(a|b)*" * 600), Structured(choice=["of", "two", "jobs"])
+    assert checker.fault(slow, "its") == "structured.regex takes longer than 2 s to compile: write a simpler one"
+    said = checker.fault(new, "its")
+    assert said is not None
+    assert said.startswith("structured.choice is not compiled: 1 grammars of this job went over the limits")
+    assert checker.fault(new, "another's") is None
+    assert checker.fault(new, "its") is None, "it is known by now"
+
+
 def test_a_verdict_is_remembered(checker: GrammarChecker) -> None:
     checker.fault(GOOD)
     checker.close()
