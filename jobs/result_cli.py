@@ -52,8 +52,6 @@ def export(
     """
     from jobs.dataset.cli import export_as_said, print_export
     from jobs.dataset.stored import export_options
-    from jobs.export import export_job, format_of
-    from jobs.remote.files import output_file
 
     with open_service() as (settings, database), progress() as advance:
         whole = failed or with_trees or with_logprobs
@@ -62,33 +60,20 @@ def export(
         if out is None and options.out is None:
             raise click.UsageError("Missing argument 'OUT'.")
         target = out or LOCATION.convert(options.out, None, None)
-        if not options.is_plain:
-            if options.format == "openai":
-                raise click.UsageError("the format openai is not for a data set: use messages or sharegpt")
-            if whole:
-                raise click.UsageError("--failed, --with-trees and --with-logprobs are not for a data set")
-            printed = export_as_said(settings, database, job, target, options, advance)
-        else:
-            chosen = options.format or format_of(Path(target.name))
-            with output_file(settings, target, advance) as path:
-                done = export_job(
-                    database,
-                    settings,
-                    job,
-                    path,
-                    format=chosen,
-                    failed_only=failed,
-                    with_trees=with_trees,
-                    with_logprobs=with_logprobs,
-                    progress=advance,
-                )
-            printed = {"job_id": job, "file": str(target), "rows": done.num_rows}
-    if "counts" in printed:
-        print_export(printed, as_json)
-    elif as_json:
-        print_json(printed)
-    else:
-        click.echo(f"{printed['rows']} rows in {target}")
+        if whole and not options.is_plain:
+            raise click.UsageError("--failed, --with-trees and --with-logprobs are not for a data set")
+        printed = export_as_said(
+            settings,
+            database,
+            job,
+            target,
+            options,
+            advance,
+            failed_only=failed,
+            with_trees=with_trees,
+            with_logprobs=with_logprobs,
+        )
+    print_export(printed, as_json)
 
 
 @click.command()

@@ -35,6 +35,7 @@ def run(recipe: Path, submit_only: bool, again: bool, as_json: bool) -> int:
       forq run recipe.toml
     """
     from jobs import doorbell
+    from jobs.dataset.pipeline import check_columns
     from jobs.dataset.recipe import check_content, read_recipe
     from jobs.dataset.stored import keep_recipe
     from jobs.remote.files import input_file
@@ -43,6 +44,8 @@ def run(recipe: Path, submit_only: bool, again: bool, as_json: bool) -> int:
     with open_service() as (settings, database):
         said = read_recipe(recipe, settings.default_model)
         check_options(settings, said.submit_options())  # before anything is fetched
+        if said.export is not None:  # rather than behind hours of generation
+            check_export(settings, said.export)
         source: Location = LOCATION.convert(said.input, None, None)
         with progress() as advance, input_file(settings, source, advance) as path:
             said = said.model_copy(update={"input_sha256": check_content(said, path)})
@@ -55,6 +58,9 @@ def run(recipe: Path, submit_only: bool, again: bool, as_json: bool) -> int:
         was = "" if submitted.is_new else ", submitted before"
         if not as_json:
             click.echo(f"job {job}: {submitted.num_rows} rows{was}")
+        if said.export is not None and said.export.column:
+            # The job goes on all the same: it is the mended recipe's, too.
+            check_columns(database, settings, job, said.export)
         if submit_only:
             if as_json:
                 print_json({"job_id": job})
@@ -64,7 +70,10 @@ def run(recipe: Path, submit_only: bool, again: bool, as_json: bool) -> int:
             click.echo(f"forq: job {job} is {state}: `forq retry {job}`, or run the recipe with --again", err=True)
             return 1
         if said.export is not None and said.export.out is not None:
-            _export(settings, database, job, LOCATION.convert(said.export.out, None, None), said.export, as_json)
+            out = LOCATION.convert(said.export.out, None, None)
+            with progress() as advance:
+                printed = export_as_said(settings, database, job, out, said.export, advance)
+            print_export(printed, as_json)
         elif as_json:
             print_json({"job_id": job})
     return 0
@@ -85,24 +94,57 @@ def recipe(job: str) -> None:
         click.echo(recipe_text(database, job), nl=False)
 
 
-def _export(
-    settings: "Settings", database: "Database", job: str, out: Location, options: ExportOptions, as_json: bool
-) -> None:
-    with progress() as advance:
-        printed = export_as_said(settings, database, job, out, options, advance)
-    print_export(printed, as_json)
+def check_export(settings: "Settings", options: ExportOptions) -> None:
+    """What can be told of an export before there are answers to wait for.
+
+    Raises:
+        BadInput: an expression does not compile, or nothing can be written there.
+    """
+    from jobs.dataset.filters import Filters
+    from jobs.dataset.pipeline import targets_of
+    from jobs.errors import BadInput
+    from jobs.export import format_of
+
+    Filters(options)
+    if options.out is None:
+        return
+    out: Location = LOCATION.convert(options.out, None, None)
+    if isinstance(out, Url):
+        _check_url(out)
+        settings.storage.root_of(out, to_write=True, tenant=None)
+    elif not options.is_plain:
+        targets_of(out, options)
+    elif out.is_dir() or not out.parent.is_dir():
+        raise BadInput(f"{out}: not a file in a folder that exists")
+    if options.format is None:
+        format_of(Path(out.name))
 
 
 def export_as_said(
-    settings: "Settings", database: "Database", job: str, out: Location, options: ExportOptions, advance: Advance
+    settings: "Settings",
+    database: "Database",
+    job: str,
+    out: Location,
+    options: ExportOptions,
+    advance: Advance,
+    **whole: bool,
 ) -> dict[str, Any]:
-    """Write the data set; returns what `forq export --json` prints of it."""
+    """Write all rows as they are, or a data set; returns what `forq export --json` prints of it.
+
+    Args:
+        whole: `failed_only`, `with_trees`, `with_logprobs` of `export_job`; not for a data set.
+    """
     from jobs.dataset.pipeline import export_dataset
-    from jobs.errors import BadInput
+    from jobs.export import export_job, format_of
     from jobs.remote.files import output_file
 
-    if isinstance(out, Url) and not Path(out.name).suffix:
-        raise BadInput(f"{out}: a URL names a file: give it a suffix, .parquet or .jsonl")
+    if options.is_plain:
+        format = options.format or format_of(Path(out.name))
+        with output_file(settings, out, advance) as path:
+            num_rows = export_job(database, settings, job, path, format=format, progress=advance, **whole).num_rows
+        return {"job_id": job, "file": str(out), "rows": num_rows}
+    if isinstance(out, Url):
+        _check_url(out)
     with output_file(settings, out, advance) as path:
         done = export_dataset(database, settings, job, path, options, advance)
     counts = done.counts.as_dict()
@@ -111,7 +153,17 @@ def export_as_said(
             "counts": counts}  # fmt: skip
 
 
+def _check_url(out: Url) -> None:
+    from jobs.errors import BadInput
+
+    if not Path(out.name).suffix:
+        raise BadInput(f"{out}: a URL names a file: give it a suffix, .parquet or .jsonl")
+
+
 def print_export(printed: dict[str, Any], as_json: bool) -> None:
+    if "counts" not in printed:
+        print_json(printed) if as_json else click.echo(f"{printed['rows']} rows in {printed['file']}")
+        return
     for name, file in (("train", "file"), ("test", "test_file")):
         if printed[file] and not printed["counts"][name]:
             click.echo(f"forq: {printed[file]} has no rows, and `datasets` loads no empty file", err=True)

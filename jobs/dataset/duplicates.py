@@ -13,6 +13,8 @@ from typing import Any
 NUM_PERMUTATIONS = 128
 """Of a sketch. The estimate of two texts' likeness is off by 0.035 (standard deviation, at 0.8)."""
 LEAST_RECALL = 0.95
+LEAST_THRESHOLD = 0.05
+"""Below 0.024 not even bands of one value would keep `LEAST_RECALL`."""
 SHINGLE_WORDS, SHINGLE_CHARS = 3, 5
 SKETCH_SEED = 1
 

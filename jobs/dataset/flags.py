@@ -69,5 +69,7 @@ def print_counts(counts: _DICT) -> None:
 
 
 def _fault(fault: Any) -> str:
+    if not fault["loc"]:  # of several together
+        return str(fault["msg"]).removeprefix("Value error, ")
     flag = "--" + str(fault["loc"][0]).replace("_", "-")
     return f"{flag} is {fault['input']}: it should be {fault['msg'].removeprefix('Input should be ')}"

@@ -1,8 +1,10 @@
 """What an export may be told to keep, and how to write it: the flags of `forq export`, and a recipe's `[export]`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from jobs.dataset.duplicates import LEAST_THRESHOLD
 
 DATASET_FORMATS = ("messages", "sharegpt")
 """Formats with a column of conversations instead of the input's and the results' columns."""
@@ -37,9 +39,19 @@ class ExportOptions(BaseModel):
     """Regular expressions of which none may be found."""
     dedup: Literal["exact", "near"] | None = None
     dedup_on: Literal["answer", "conversation"] = "answer"
-    near_threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
+    near_threshold: Annotated[float, Field(ge=LEAST_THRESHOLD, le=1)] = 0.8
     near_shingles: Literal["words", "chars"] = "words"
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> Self:
+        for what in ("chars", "tokens"):
+            least, most = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if least is not None and most is not None and least > most:
+                raise ValueError(f"min_{what} is {least} and max_{what} {most}: no answer is so; swap them")
+        if self.format == "openai" and not self.is_plain:
+            raise ValueError("the format openai is not for a data set: use messages or sharegpt, or no other option")
+        return self
 
     @property
     def is_plain(self) -> bool:

@@ -95,8 +95,10 @@ def export_dataset(
         BadInput: an expression, a column or the target cannot be used.
         Unavailable: it cannot be written, or the disk is full.
     """
+    train, test = targets_of(target, options)
     format = options.format or format_of(target)
-    train, test = _targets(target, format, options.test_share is not None)
+    if train.parent == target:
+        _make_folder(target)
     file_format = format if format in ("parquet", "jsonl") else format_of(train)
     steps = _Steps(options)
     batches = iter_results(database, settings, job_id, with_requests=True, progress=progress)
@@ -122,21 +124,43 @@ def export_dataset(
     return DataSet(train, test, steps.counts)
 
 
-def _targets(target: Path, format: str, has_test: bool) -> tuple[Path, Path | None]:
+def check_columns(database: Database, settings: Settings, job_id: str, options: ExportOptions) -> None:
+    """Raises BadInput: the job's results have no such column to keep."""
+    batches = iter_results(database, settings, job_id, with_requests=True)
+    _Writer(next(batches).schema, options.format or "parquet", options.column)
+
+
+def targets_of(target: Path, options: ExportOptions) -> tuple[Path, Path | None]:
+    """The files of the train and of the test side.
+
+    Raises:
+        BadInput: they cannot be there, or files of another export lie beside them and would be taken for its halves.
+    """
+    format = options.format or format_of(target)
+    has_test = options.test_share is not None
     if target.suffix and not target.is_dir():
         if not target.parent.is_dir():
             raise BadInput(f"{target}: not a file in a folder that exists")
-        return target, target.with_name(f"{target.stem}.test{target.suffix}") if has_test else None
+        test = target.with_name(f"{target.stem}.test{target.suffix}")
+        if not has_test and test.exists():
+            raise BadInput(f"{test.name} lies beside {target.name}, the test side of another split: remove it first")
+        return target, test if has_test else None
     if not has_test:
         raise BadInput(f"{target}: name a file (.parquet, .jsonl); a folder is for a split, with --test-share")
     if not target.parent.is_dir():
         raise BadInput(f"{target}: not in a folder that exists")
-    try:
-        target.mkdir(exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{target}: cannot be made a folder ({error.strerror}): name another") from None
-    suffix = "jsonl" if format == "jsonl" else "parquet"
+    suffix, other = ("jsonl", "parquet") if format == "jsonl" else ("parquet", "jsonl")
+    old = [path.name for path in (target / f"train.{other}", target / f"test.{other}") if path.exists()]
+    if old:  # who loads the folder would get these
+        raise BadInput(f"{target} has {' and '.join(old)} of an export in another format: remove them first")
     return target / f"train.{suffix}", target / f"test.{suffix}"
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be made a folder ({error.strerror}): name another") from None
 
 
 @dataclass

@@ -162,6 +162,8 @@ def _fault(fault: Any) -> str:
         near = difflib.get_close_matches(str(place[-1]), model.model_fields, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return f"{key!r} is not a known key{hint}: use {', '.join(model.model_fields)}"
+    if fault["type"] == "value_error":  # of several keys together
+        return f"{key}: {str(fault['msg']).removeprefix('Value error, ')}"
     value = repr(fault["input"])
     value = value if len(value) <= 40 else value[:37] + "..."
     message = fault["msg"].removeprefix("Input should be ").replace("or instance of TemplateFile", 'or {file = "…"}')

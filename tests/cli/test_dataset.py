@@ -210,6 +210,11 @@ def test_a_job_without_a_recipe_has_none_to_print(run: Forq, prompts: Path) -> N
         (("a.jsonl", "--match", "("), "--match '(' is no regular expression"),
         (("a.jsonl", "--format", "messages", "--column", "topik"), "there is no column 'topik' to keep; did you mean"),
         (("a.txt", "--format", "messages"), "the suffix is '.txt'"),
+        (
+            ("a.jsonl", "--format", "openai", "--dedup", "exact"),
+            "the format openai is not for a data set",
+        ),
+        (("a.jsonl", "--min-chars", "9", "--max-chars", "5"), "min_chars is 9 and max_chars 5: no answer is so"),
         (("a.jsonl", "--failed", "--dedup", "exact"), "--failed, --with-trees and --with-logprobs are not for a data"),
     ],
 )
@@ -258,6 +263,11 @@ def test_a_recipe_is_read_strictly_and_its_faults_are_named(text: str, message: 
         (("user.j2", "missing.j2"), "missing.j2 cannot be read"),
         (("topics.parquet", "missing.parquet"), "missing.parquet: no such file"),
         (('name = "synth"', 'model = "unknown"'), "unknown"),
+        (("(?i)", "("), "--no-match"),
+        (("sft.jsonl", "nowhere/sft.jsonl"), "not a file in a folder that exists"),
+        (("sft.jsonl", "sft"), "a folder is for a split"),
+        (("sft.jsonl", "s3://bucket/sft.jsonl"), "no URL may be used here"),
+        (('dedup = "exact"', "min_tokens = 9\nmax_tokens = 5"), "export: min_tokens is 9 and max_tokens 5"),
     ],
 )
 def test_a_recipe_that_cannot_run_stores_nothing(
@@ -268,3 +278,29 @@ def test_a_recipe_that_cannot_run_stores_nothing(
     assert done.exit_code == 2
     assert message in done.err
     assert json.loads(run("list", "--json").out) == []
+
+
+def test_a_column_that_there_is_not_is_told_before_the_answers_are_waited_for(run: Forq, recipe: Path) -> None:
+    recipe.write_text(RECIPE + 'column = ["topik"]\n')
+    done = run("run", str(recipe))
+    assert done.exit_code == 2
+    assert "there is no column 'topik' to keep; did you mean 'topic'" in done.err
+    (job,) = json.loads(run("list", "--json").out)
+    recipe.write_text(RECIPE + 'column = ["topic"]\n')
+    mended = run("run", str(recipe), "--submit-only", "--json")
+    assert json.loads(mended.out)["job_id"] == job["job_id"], "nothing is asked twice"
+
+
+def test_run_and_export_write_the_same_rows(run: Forq, home: Path, recipe: Path) -> None:
+    pq.write_table(pa.table({"topic": ["tea", None]}), "topics.parquet")
+    for out, said, num_lines in (("all.jsonl", "", 3), ("lines.jsonl", 'format = "openai"', 2)):
+        recipe.write_text(RECIPE[: RECIPE.index("[export]")] + f'[export]\nout = "{out}"\n{said}\n')
+        job = json.loads(run("run", str(recipe), "--submit-only", "--json").out)["job_id"]
+        answer_all(home)
+        done = run("run", str(recipe))
+        assert done.exit_code == 0, done.err
+        ran = Path(out).read_text()
+        assert run("export", job).exit_code == 0
+        assert Path(out).read_text() == ran
+        assert len(lines_of(out)) == num_lines, "two answers, in one line or two, and the row without a topic"
+    assert {"id", "custom_id", "response", "error"} <= lines_of("lines.jsonl")[0].keys()

@@ -223,6 +223,20 @@ def test_a_split_may_go_into_a_folder(database: Database, settings: Settings, jo
     assert sorted(path.name for path in (settings.home.parent / "sft").iterdir()) == ["test.parquet", "train.parquet"]
 
 
+def test_files_of_another_split_are_not_left_to_be_taken_for_this_ones(
+    database: Database, settings: Settings, job: str
+) -> None:
+    folder = settings.home.parent / "sft"
+    exported(database, settings, job, "sft", format="messages", test_share=0.5)
+    exported(database, settings, job, "sft", format="sharegpt", test_share=0.5)  # the same files, anew
+    with pytest.raises(BadInput, match=r"has train\.parquet and test\.parquet of an export in another format: remove"):
+        exported(database, settings, job, "sft", format="jsonl", test_share=0.5)
+    assert sorted(path.name for path in folder.iterdir()) == ["test.parquet", "train.parquet"]
+    exported(database, settings, job, "a.jsonl", test_share=0.5)
+    with pytest.raises(BadInput, match=r"a\.test\.jsonl lies beside a\.jsonl, the test side of another split"):
+        exported(database, settings, job, "a.jsonl", min_chars=1)
+
+
 def test_rows_that_wait_or_were_cancelled_are_counted_and_not_written(database: Database, settings: Settings) -> None:
     job_id = submit_table(database, settings, {"prompt": [f"q{n}" for n in range(10)]}).job_id
     run_shard(database, acquire(database), lambda row: answered(row, ["yes"]))
@@ -298,6 +312,7 @@ said_options = st.fixed_dictionaries(
 def test_whatever_is_asked_for_the_counts_add_up_and_nothing_is_written_twice(
     database: Database, settings: Settings, job: str, said: dict[str, Any]
 ) -> None:
+    (settings.home.parent / "any.test.parquet").unlink(missing_ok=True)
     done = exported(database, settings, job, "any.parquet", **said, column=["forq_output", "key", "forq_sample"])
     written = [
         (row["key"], row["forq_sample"]) for path in (done.train, done.test) if path is not None for row in read(path)
