@@ -108,6 +108,8 @@ def _open_parent(url: Url, root: Url, *, follow_last: bool) -> tuple[int, str]:
             finally:
                 os.close(folder)
             folder = inner
+    except FileNotFoundError:
+        raise BadInput(f"{url}: there is no folder {os.path.dirname(path)}: make it, or correct the URL") from None
     except OSError as error:
         raise BadInput(_trouble(url, error)) from None
     return folder, name

@@ -17,8 +17,12 @@ _PLAIN = re.compile(r"[!-~]+")
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|[0-9a-f:.]+")
 _DOTS = re.compile(r"(\.|%2e){1,2}", re.IGNORECASE)
 _PORTS = {"https": 443, "http": 80}
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_METADATA = frozenset(map(ipaddress.ip_address, ("100.100.100.200", "fd00:ec2::254")))
+_WITH_IPV4 = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")))
+"""NAT64 of the world and of a site (RFC 8215), the old compatible and the translated form: the last 32 bits are an IPv4
+address."""
+_ISATAP = (0x00005EFE, 0x02005EFE)
+"""Above the IPv4 address, in the last 64 bits (RFC 5214)."""
+_METADATA = frozenset(map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254")))
 """Where clouds hand out a machine's credentials, outside the link-local networks. Those are refused as a whole."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -146,7 +150,8 @@ def refusal_of(address: Address, *, allow_private: bool) -> str | None:
     for found in (address, *_embedded(address)):
         if found.is_link_local or found.is_multicast or found.is_unspecified or found in _METADATA:
             return f"{address} is a link-local, metadata or group address, which no webhook may have"
-        if not found.is_global and not allow_private:
+        is_public = found.is_global and not (found.version == 6 and found.is_site_local)
+        if not is_public and not allow_private:
             return f"{address} is not a public address: list its origin in webhooks.allow with allow_private = true"
     return None
 
@@ -156,6 +161,7 @@ def _embedded(address: Address) -> list[Address]:
     if address.version == 4:
         return []
     found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if address in _NAT64:
-        found.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    number = int(address)
+    if any(address in network for network in _WITH_IPV4) or (number >> 32) & 0xFFFFFFFF in _ISATAP:
+        found.append(ipaddress.IPv4Address(number & 0xFFFFFFFF))
     return [inner for inner in found if inner is not None]
