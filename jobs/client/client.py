@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
+from urllib.parse import quote
 
 import httpx
 import pyarrow as pa
@@ -17,7 +18,7 @@ from jobs.client import tables
 from jobs.client.errors import ClientError, StillRunningError
 from jobs.client.options import SubmitOptions, form_of
 from jobs.client.replies import JobStatus, Model, State
-from jobs.client.transport import Transport
+from jobs.client.transport import Transport, is_visible
 
 POLL_S = 25.0
 """A long poll; the server allows 60 s, proxies often less."""
@@ -73,11 +74,15 @@ class Client:
 
         Raises:
             RefusedError: the file or an option cannot be used; nothing was stored.
+            TypeError: no data, or an option that there is not, or of another type.
+            ValueError: a key that no header can carry.
             FileNotFoundError: there is no such file.
             ClientError: see its kinds.
         """
         form = form_of(options)
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        if idempotency_key is not None and not is_visible(idempotency_key):
+            raise ValueError(f"idempotency_key is {idempotency_key!r}: give printable ASCII without spaces")
+        headers = {"Idempotency-Key": idempotency_key if idempotency_key is not None else uuid.uuid4().hex}
         if isinstance(data, str) and "://" in data:
             form.append(("url", data))
             return self._submitted(form, headers, None)
@@ -94,7 +99,7 @@ class Client:
         Raises:
             NotFoundError: there is none.
         """
-        return Job(self._transport, JobStatus.of(self._transport.get(f"/v1/jobs/{job_id}").json()))
+        return Job(self._transport, JobStatus.of(self._transport.get(f"/v1/jobs/{quote(job_id, safe='')}").json()))
 
     def jobs(self, *, state: State | None = None, limit: int | None = None) -> Iterator["Job"]:
         """The newest first; pages are fetched as they are needed."""
@@ -221,8 +226,10 @@ class Job:
         with_trees: bool = False,
         failed_only: bool = False,
     ) -> Path:
-        """As `results`, to a file that appears when it is whole."""
+        """As `results`, to a file that appears when it is whole. Raises FileNotFoundError: its folder is not there."""
         target = Path(path)
+        if not target.parent.is_dir():
+            raise FileNotFoundError(f"{target}: there is no folder {target.parent}")
         temporary = target.with_name(f".{target.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
         try:
             self._download(temporary, format, with_trees=with_trees, failed_only=failed_only)

@@ -1,6 +1,7 @@
 """What a submit may say beside its data; the service checks the values, and its message names the limit."""
 
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import TypedDict
 
 
@@ -37,19 +38,25 @@ def form_of(options: SubmitOptions) -> list[tuple[str, str]]:
     """The form's fields, in order.
 
     Raises:
-        TypeError: an option that there is not.
+        TypeError: an option that there is not, or of another type.
     """
     unknown = sorted(set(options) - set(SubmitOptions.__annotations__))
     if unknown:
         raise TypeError(f"submit() got an unexpected keyword argument {unknown[0]!r}")
     form: list[tuple[str, str]] = []
     for name, value in options.items():
-        if isinstance(value, str):
-            form.append((name, value))
-        elif isinstance(value, int | float):
-            form.append((name, repr(value)))
-        elif isinstance(value, Sequence):
+        if value is None:
+            continue
+        if name == "turns":
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise TypeError(f"submit(): turns is a {type(value).__name__}: give a list of texts")
             form += [("turn", str(turn)) for turn in value]
-        elif value is not None:
+        elif isinstance(value, str):
+            form.append((name, value))
+        elif isinstance(value, Integral):  # numpy's too
+            form.append((name, str(int(value))))
+        elif isinstance(value, Real):
+            form.append((name, repr(float(value))))
+        else:
             raise TypeError(f"submit(): {name} is a {type(value).__name__}: give text or a number")
     return form

@@ -26,7 +26,7 @@ def write_parquet(data: Any, path: Path) -> None:
     """Write a table of any kind, batch by batch.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is none, or has a column of a type that Parquet does not have.
     """
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
@@ -35,6 +35,17 @@ def write_parquet(data: Any, path: Path) -> None:
             f"submit() got a {type(data).__name__}: give a path, a URL, an Arrow table or reader, or a DataFrame that "
             "has __arrow_c_stream__"
         )
+    try:
+        _write(data, path)
+    except pa.ArrowException as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TypeError(
+            f"submit(): this {type(data).__name__} is no table that Parquet can hold ({reason}): cast the column to "
+            "text, numbers, lists or structs of these, or drop it"
+        ) from None
+
+
+def _write(data: ArrowStream, path: Path) -> None:
     reader = pa.RecordBatchReader.from_stream(data)
     # No statistics: the footer would have texts in it.
     with pq.ParquetWriter(path, reader.schema, compression="zstd", write_statistics=False) as writer:

@@ -29,6 +29,8 @@ class Transport:
             raise ValueError(f"base_url is {base_url!r}: write http://HOST:PORT or https://HOST")
         if url.userinfo:
             raise ValueError("base_url has a user in it: give the key as api_key")
+        if api_key is not None and not is_visible(api_key):  # which is not repeated
+            raise ValueError("api_key has a character that no key has, such as a line break at its end: strip() it")
         self._timeout_s = timeout_s
         self._retry_for_s = retry_for_s
         headers = {"Authorization": f"Bearer {api_key}"} if api_key is not None else {}
@@ -81,6 +83,8 @@ class Transport:
         def may_help(error: BaseException) -> bool:
             if isinstance(error, ApiError):
                 return error.status in NOT_DONE or (is_repeatable and error.status in PROXY_FAILED)
+            if isinstance(error, httpx.LocalProtocolError):
+                return False  # what cannot be sent cannot be sent later
             # Before there is a connection, nothing was sent.
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                 return True
@@ -97,6 +101,8 @@ class Transport:
         )
         try:
             return retrying(attempt)
+        except httpx.LocalProtocolError:  # its text may be that of a header, and so the key
+            raise ClientError("the request cannot be sent: a value of it has a character that HTTP forbids") from None
         except httpx.TransportError as error:
             kind, text = type(error).__name__, str(error)
             where = f"{self._http.base_url.host}:{self._http.base_url.port or self._http.base_url.scheme}"
@@ -108,6 +114,11 @@ class Transport:
 
     def _timeout(self, timeout_s: float) -> httpx.Timeout:
         return httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
+
+
+def is_visible(text: str) -> bool:
+    """Whether a header can carry it as it is: printable ASCII without spaces, and not empty."""
+    return text != "" and all("!" <= char <= "~" for char in text)
 
 
 _backoff = tenacity.wait_random_exponential(multiplier=FIRST_WAIT_S, max=MAX_WAIT_S)

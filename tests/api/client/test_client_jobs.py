@@ -2,13 +2,16 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from api_support import MODEL, UNKNOWN_JOB, batch_lines, finish_shard, prompts
+from server_process import Server
 
 from api.forms import SubmitForm
 from db.session import Database
@@ -20,7 +23,7 @@ from jobs.client import (
     RefusedError,
     StillRunningError,
 )
-from jobs.client.options import SubmitOptions
+from jobs.client.options import SubmitOptions, form_of
 from jobs.client.tables import write_parquet
 
 
@@ -74,6 +77,12 @@ def test_every_kind_of_data_is_taken(client: Client, tmp_path: Path, files: Path
     assert client.submit(f"file://{files}/a.parquet").last_status.counts.total == 3
 
 
+def test_a_folder_that_is_not_there_is_named(client: Client, database: Database, tmp_path: Path) -> None:
+    job = client.submit(prompts())
+    with pytest.raises(FileNotFoundError, match=r"x\.parquet: there is no folder .*/nowhere$"):
+        job.download(tmp_path / "nowhere" / "x.parquet")
+
+
 def test_a_frame_comes_back_with_its_columns(client: Client, database: Database) -> None:
     frame = pd.DataFrame(
         {"prompt": ["one", "two"], "when": pd.to_datetime(["2026-01-01", "2026-01-02"]), "x": [0.5, 1.5]}
@@ -93,6 +102,48 @@ def test_data_that_is_no_table_and_options_that_there_are_not(client: Client, tm
         client.submit(prompts(), max_token=3)  # type: ignore[call-arg]
     with pytest.raises(FileNotFoundError):
         client.submit(tmp_path / "none.parquet")
+
+
+@pytest.mark.parametrize("name", ["name", "model", "seed"])
+def test_only_turns_are_a_list(client: Client, name: str) -> None:
+    with pytest.raises(TypeError, match=f"submit\\(\\): {name} is a list: give text or a number"):
+        client.submit(prompts(), **{name: ["a", "b"]})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"turns is a str: give a list of texts"):
+        client.submit(prompts(), turns="and then?")
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    said = form_of({"max_tokens": np.int64(3), "temperature": np.float32(0.5), "seed": True})  # type: ignore[typeddict-item]
+    assert said == [("max_tokens", "3"), ("temperature", "0.5"), ("seed", "1")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pd.Series(["one"], name="prompt"),
+        pd.DataFrame({"prompt": ["one", 2]}),
+        pa.table({"prompt": pa.array([(1, 2, 3)], pa.month_day_nano_interval())}),
+    ],
+)
+def test_a_table_that_parquet_cannot_hold_is_told_in_one_line(client: Client, data: Any) -> None:
+    with pytest.raises(TypeError) as refusal:
+        client.submit(data)
+    assert "no table that Parquet can hold" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("key", ["", "run-1\n", "k é", "a b"])
+def test_a_key_that_no_header_can_carry_is_refused_at_once_and_not_repeated(server: Server, key: str) -> None:
+    with pytest.raises(ValueError, match="api_key has a character") as refusal:
+        Client(server.url, api_key=f"forq_secret{key or ' '}")
+    assert "secret" not in str(refusal.value)
+    with Client(server.url) as client, pytest.raises(ValueError, match="idempotency_key is"):
+        client.submit(prompts(), idempotency_key=key)
+
+
+def test_a_path_is_no_id(client: Client) -> None:
+    with pytest.raises(NotFoundError):
+        client.job("../models")
 
 
 def test_every_option_reaches_the_job(client: Client) -> None:
