@@ -1,4 +1,4 @@
-"""Reads a submitted file in a process of its own, with limits: a file may expand a million times, a template may never
+"""Reads a user's file in a process of its own, with limits: a file may expand a million times, a template may never
 end, a decoder may crash. The process then ends, and its parent has one line to say.
 
 The child is forked from a server that has imported what it needs, which takes milliseconds. It limits itself: its
@@ -14,12 +14,13 @@ import resource
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from jobs.batch_check import RefusedLines
 from jobs.errors import BadInput, Unavailable
@@ -42,18 +43,50 @@ processes = multiprocessing.get_context("forkserver")
 """Where children come from, after `prepare_server`; jobs/remote/transfer.py has its own there."""
 
 
+Work: TypeAlias = Callable[[Progress], dict[str, Any]]
+"""A function at a module's top, or a `partial` of one; what it returns must go into JSON."""
+
+
 def read_confined(request: Request, limits: Limits, scratch: Path, report: Progress) -> Reading:
-    """`jobs.reading.read` in a child.
+    """`jobs.reading.read` in a child; errors as of `run_confined`.
 
     Raises:
         RefusedLines: as `read`.
-        BadInput: as `read`; or the file took more memory or time than the limits say, or broke its reader.
+    """
+    said = run_confined(partial(_read, request, limits, scratch), request.path.name, limits, report)
+    return Reading(
+        mapping=Mapping.model_validate(said["mapping"]),
+        spool=Path(said["spool"]),
+        failed_per_shard=said["failed_per_shard"],
+        num_rows=said["num_rows"],
+        kept=Path(said["kept"]),
+        version=tuple(said["version"]),
+        model=said["model"],
+        decoding=said["decoding"],
+    )
+
+
+def _read(request: Request, limits: Limits, scratch: Path, report: Progress) -> dict[str, Any]:
+    found = read(request, limits, scratch, report)
+    said = {field.name: getattr(found, field.name) for field in fields(found)}
+    return {**said, "mapping": found.mapping.model_dump(), "spool": str(found.spool), "kept": str(found.kept)}
+
+
+def run_confined(work: Work, name: str, limits: Limits, report: Progress) -> dict[str, Any]:
+    """Do `work` in a child, within `limits.submit_memory_bytes` and `limits.submit_stall_s`.
+
+    Args:
+        name: of the file that it reads, for messages.
+
+    Raises:
+        RefusedLines: as `work`.
+        BadInput: as `work`; or it took more memory or time than the limits say, or the file broke its reader.
         Unavailable: the child failed in a way that is ours.
-        OSError: the scratch folder cannot be written, or no process can be started.
+        OSError: as `work`, or no process can be started.
     """
     prepare_server(os.getpid())
     receiving, sending = processes.Pipe(duplex=False)
-    child = processes.Process(target=_run, args=(request, limits, scratch, sending), name="forq-reader", daemon=True)
+    child = processes.Process(target=_run, args=(work, limits, sending), name="forq-reader", daemon=True)
     child.start()
     sending.close()
     news: dict[str, Any] = {}
@@ -70,8 +103,9 @@ def read_confined(request: Request, limits: Limits, scratch: Path, report: Progr
         receiving.close()
         child.kill()
         child.join()
-    if "reading" in news:
-        return _reading(news["reading"])
+    if "found" in news:
+        found: dict[str, Any] = news["found"]
+        return found
     if "faults" in news:
         raise RefusedLines(news["faults"])
     if "refused" in news:
@@ -79,7 +113,7 @@ def read_confined(request: Request, limits: Limits, scratch: Path, report: Progr
     if "os_error" in news:
         raise OSError(*news["os_error"])
     assert child.exitcode is not None
-    raise _death(request.path.name, limits, child.exitcode, num_rows, news.get("failed"))
+    raise _death(name, limits, child.exitcode, num_rows, news.get("failed"))
 
 
 def socket_folders() -> list[Path]:
@@ -118,20 +152,7 @@ def _death(name: str, limits: Limits, code: int, num_rows: int, failed: str | No
     return Unavailable(f"{where} could not be read: its reader failed ({failed or f'exit code {code}'}): report this")
 
 
-def _reading(said: dict[str, Any]) -> Reading:
-    return Reading(
-        mapping=Mapping.model_validate(said["mapping"]),
-        spool=Path(said["spool"]),
-        failed_per_shard=said["failed_per_shard"],
-        num_rows=said["num_rows"],
-        kept=Path(said["kept"]),
-        version=tuple(said["version"]),
-        model=said["model"],
-        decoding=said["decoding"],
-    )
-
-
-def _run(request: Request, limits: Limits, scratch: Path, sending: Connection) -> None:
+def _run(work: Work, limits: Limits, sending: Connection) -> None:
     """The child."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it in silence
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -149,10 +170,7 @@ def _run(request: Request, limits: Limits, scratch: Path, sending: Connection) -
 
     signal.alarm(limits.submit_stall_s)
     try:
-        found = read(request, limits, scratch, report)
-        said = {field.name: getattr(found, field.name) for field in fields(found)}
-        said.update(mapping=found.mapping.model_dump(), spool=str(found.spool), kept=str(found.kept))
-        tell({"reading": said})
+        tell({"found": work(report)})
     except RefusedLines as error:
         tell({"faults": error.faults})
     except BadInput as error:

@@ -157,7 +157,7 @@ class Limits(BaseModel):
     """Jobs of one tenant that have not ended."""
     max_queued_rows: int = Field(default=100_000_000, ge=1)
     """Rows of them that have not."""
-    submit_memory_bytes: int = Field(default=4 << 30, ge=512 << 20)
+    submit_memory_bytes: int = Field(default=4 << 30, ge=1 << 30)
     """Address space of the process that reads a submitted file."""
     submit_stall_s: int = Field(default=60, ge=1)
     """Longest time for one batch of rows, templates included."""

@@ -60,15 +60,16 @@ def judge(
       forq judge answers.parquet --kind pointwise --model smollm2-135m --out judged
     """
     from jobs.judging import run
+    from jobs.judging.options import JudgeOptions, parse_columns
     from jobs.judging.rubrics import parse_scale
 
     if timeout is not None and not timeout >= 0:
         raise BadInput(f"--timeout is {timeout}: give 0 or more seconds")
     with open_service() as (settings, database):
-        chosen = run.JudgeOptions(
+        chosen = JudgeOptions(
             models=models or (settings.default_model,),
             scale=None if scale is None else parse_scale(scale),
-            columns=run.parse_columns(columns),
+            columns=parse_columns(columns),
             constrained=not unconstrained,
             ordered=not no_order,
             **options,

@@ -1,47 +1,25 @@
-"""What is to be judged: the rows of a file of answers, or pairs of them, as items.
+"""What is to be judged: the rows of a file of answers, or pairs of them (`pairs`), as items.
 
-A row that cannot be judged (an answer that is null, a conversation that has not the turns) is an item with an error, so
-that every row is accounted for.
+A row that cannot be judged (an answer that is null, a text that is not UTF-8, a conversation that has not the turns) is
+an item with an error, so that every row is accounted for.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from jobs.columns import to_python
 from jobs.errors import BadInput
-from jobs.judging.rubrics import Kind
+from jobs.judging.answers import PARTS, Answers
 from jobs.messages import BadText, RowError, check_messages
-from jobs.source import first_line, is_jsonl
 
-MAX_ROWS = 1_000_000
-"""Items and their prompts are sorted in memory."""
 TOTAL = "all"
 """What the report calls all categories together."""
-DEFAULTS: dict[str, tuple[str, ...]] = {
-    "prompt": ("prompt",),
-    "response": ("response", "forq_output"),
-    "reference": ("reference",),
-    "response_a": ("response_a",),
-    "response_b": ("response_b",),
-    "prompt_2": ("prompt_2",),
-    "response_2": ("response_2",),
-    "reference_2": ("reference_2",),
-    "response_a_2": ("response_a_2",),
-    "response_b_2": ("response_b_2",),
-    "messages": ("messages",),
-    "model": ("model",),
-    "model_a": ("model_a",),
-    "model_b": ("model_b",),
-    "category": ("category",),
-    "id": ("id", "question_id"),
-}
-"""What columns are for, and the names they have by default, the first that is there."""
+UNREADABLE = "(unreadable)"
+"""What it calls a model whose name cannot be read."""
+MAX_NAME_CHARS = 1000
+"""Of a model, a category or an id: they stand in every table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +28,8 @@ class Item:
 
     row: int
     """In the file, from 0; of a pair the first answer's."""
+    question: str = ""
+    """The same for all answers to one question: a hash of its id, or of its prompts."""
     values: dict[str, Any] = field(default_factory=dict)
     """What the rubric is rendered with: its variables, and the row's own columns."""
     id: str | None = None
@@ -65,220 +45,131 @@ class Item:
 @dataclass(frozen=True)
 class Items:
     items: list[Item]
-    num_turns: int
     num_rows: int
     num_unpaired: int = 0
     """Rows of a file with a model column that no other model's row was found for."""
 
 
-def read_items(path: Path, kind: Kind, names: Mapping[str, str], limit: int | None = None) -> Items:
-    """
-    Args:
-        names: column names by role (`DEFAULTS`), where they are not the defaults.
-        limit: of questions: rows, or where answers are paired, questions with all their pairs.
-
-    Raises:
-        BadInput: not a readable Parquet file, a column that is missing, a role nobody knows, nothing to pair.
-    """
-    columns, roles = _read(path, names)
-    num_rows = len(next(iter(columns.values())))
-    paired = kind == "pairwise" and "response_a" not in roles
-    num_turns = _num_turns(roles, kind)
-    _check_roles(path, kind, roles, num_turns, paired)
-    rows = [{name: values[i] for name, values in columns.items()} for i in range(num_rows)]
-    if "category" in roles and any(row[roles["category"]] == TOTAL for row in rows):
-        raise BadInput(f"{path.name}: a category is called {TOTAL!r}, as the total is: give it another name")
-    if paired:
-        items, num_unpaired = _pairs(path, rows, roles, num_turns)
-        return Items(_limited(items, limit), num_turns, num_rows, num_unpaired)
-    items = [_item(kind, number, row, roles, num_turns) for number, row in enumerate(rows)]
-    return Items(items[:limit], num_turns, num_rows)
-
-
-class _Unusable(Exception):
+class Unusable(Exception):
     """A row cannot be judged; says why."""
 
 
-def _read(path: Path, names: Mapping[str, str]) -> tuple[dict[str, list[Any]], dict[str, str]]:
-    unknown = [role for role in names if role not in DEFAULTS]
-    if unknown:
-        raise BadInput(f"--column {unknown[0]}=…: there is no such role; use {', '.join(DEFAULTS)}")
-    if is_jsonl(path):
-        raise BadInput(f"{path.name} is JSONL: write the answers as Parquet")
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file")
+def item_of(answers: Answers, uses: Collection[str], number: int, row: Mapping[str, Any]) -> Item:
+    """A row as an item.
+
+    Args:
+        uses: columns that the rubric uses.
+
+    Raises:
+        BadInput: its category is called as the total is.
+    """
+    names, fault = _names(row, answers.roles)
+    if names["category"] == TOTAL:
+        raise BadInput(f"{answers.path.name}: a category is called {TOTAL!r}, as the total is: give it another name")
+    models: dict[str, str | None]
+    if answers.kind == "pairwise" and not answers.is_paired:
+        models = {"model": names["model_a"] or "a", "model_b": names["model_b"] or "b"}
+    else:
+        models = {"model": names["model"]}
+    facts: dict[str, Any] = {"row": number, "id": names["id"], "category": names["category"], **models}
+    turns: list[dict[str, str]] | None = None
     try:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
-            schema, num_rows = file.schema_arrow, file.metadata.num_rows
-            if not 0 < num_rows <= MAX_ROWS:
-                raise BadInput(f"{path.name} has {num_rows} rows: 1 to {MAX_ROWS} can be judged at once; split it")
-            if len(set(schema.names)) < len(schema.names):
-                raise BadInput(f"{path.name} has a column name twice: rename one")
-            roles = _roles(path, schema.names, names)
-            # Only what a rubric can use: trees and the like stay in the file.
-            kept = [f.name for f in schema if f.name in roles.values() or not f.name.startswith("forq_")]
-            columns: dict[str, list[Any]] = {name: [] for name in kept}
-            for batch in file.iter_batches(columns=kept, batch_size=1024):
-                for name in kept:
-                    columns[name] += to_python(batch.column(name))
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path.name} is not a readable Parquet file ({first_line(error)}): write it again") from None
-    return columns, roles
+        turns = _conversation(row, answers) if answers.has_conversations else _turns(row, answers)
+        _check_columns(row, uses)
+    except (Unusable, RowError) as error:
+        fault = fault or str(error)
+    facts["question"] = _question(names["id"], turns, answers, number, row)
+    if fault is not None or turns is None:
+        return Item(**facts, error=fault)
+    columns = {name: row[name] for name in uses if name in row}
+    return Item(**facts, values={**columns, **turns[0], "turns": turns})
 
 
-def _roles(path: Path, there: Sequence[str], names: Mapping[str, str]) -> dict[str, str]:
-    for role, name in names.items():
-        if name not in there:
-            raise BadInput(f"{path.name} has no column {name!r} for {role}; its columns: {', '.join(there)}")
-    found = {role: next((name for name in defaults if name in there), None) for role, defaults in DEFAULTS.items()}
-    return {role: name for role, name in {**found, **names}.items() if name is not None}
+def _names(row: Mapping[str, Any], roles: Mapping[str, str]) -> tuple[dict[str, str | None], str | None]:
+    """The names in a row, by role, and what is wrong with one of them."""
+    found: dict[str, str | None] = {}
+    fault = None
+    for role in ("id", "category", "model", "model_a", "model_b"):
+        value = row[roles[role]] if role in roles else None
+        try:
+            found[role] = None if value is None else _name(value)
+        except (Unusable, RowError) as error:
+            found[role] = UNREADABLE if role.startswith("model") else None
+            fault = fault or f"column {roles[role]!r}: {error}"
+    return found, fault
 
 
-def _num_turns(roles: Mapping[str, str], kind: Kind) -> int:
-    if "messages" in roles and "response" not in roles and "response_a" not in roles:
-        return 2
-    return 2 if "prompt_2" in roles else 1
+def _name(value: Any) -> str:
+    text = str(value)
+    if len(text) > MAX_NAME_CHARS:
+        raise Unusable(f"the name has {len(text)} characters, the limit is {MAX_NAME_CHARS}: shorten it")
+    return text
 
 
-def _check_roles(path: Path, kind: Kind, roles: Mapping[str, str], num_turns: int, paired: bool) -> None:
-    if kind == "pairwise" and not paired:
-        needed = ["prompt", "response_a", "response_b"]
-    elif "messages" in roles and "response" not in roles:
-        needed = ["messages"]
-    else:
-        needed = ["prompt", "response"]
-    if kind == "reference":
-        needed.append("reference")
-    if num_turns == 2:
-        needed += [f"{role}_2" for role in needed if role != "messages"]
-    if paired:
-        needed.append("model")
-    missing = [role for role in needed if role not in roles]
-    if missing:
-        also = "; pairs are made of response_a and response_b, or of response and model" if kind == "pairwise" else ""
-        raise BadInput(
-            f"{path.name} has no column for {', '.join(missing)}: name it like --column {missing[0]}=NAME; its columns "
-            f"are used for {', '.join(f'{role} ({name})' for role, name in roles.items()) or 'nothing'}{also}"
-        )
+def _turns(row: Mapping[str, Any], answers: Answers) -> list[dict[str, str]]:
+    return [
+        _turn(row, answers, {part: f"{part}{suffix}" for part in PARTS})
+        for suffix in ("", "_2")[: answers.num_turns]
+    ]  # fmt: skip
 
 
-def _item(kind: Kind, number: int, row: dict[str, Any], roles: Mapping[str, str], num_turns: int) -> Item:
-    def text(role: str) -> str | None:
-        return None if role not in roles or row[roles[role]] is None else _plain(row[roles[role]])
-
-    facts: dict[str, Any] = {"row": number, "id": text("id"), "category": text("category")}
-    if kind == "pairwise":
-        facts |= {"model": text("model_a") or "a", "model_b": text("model_b") or "b"}
-    else:
-        facts["model"] = text("model")
-    try:
-        values = _values(row, roles, num_turns)
-    except (_Unusable, RowError) as error:
-        return Item(**facts, error=str(error))
-    return Item(**facts, values=values)
+def _turn(row: Mapping[str, Any], answers: Answers, roles: Mapping[str, str]) -> dict[str, str]:
+    """What judging needs as text, and what else there is of it."""
+    turn = {}
+    for part, role in roles.items():
+        if part in answers.parts:
+            turn[part] = _text(row, answers.roles[role])
+        elif role in answers.roles and isinstance(value := row[answers.roles[role]], str):
+            turn[part] = value
+    return turn
 
 
-def _values(row: dict[str, Any], roles: Mapping[str, str], num_turns: int) -> dict[str, Any]:
-    """A row's columns, and over them what the rubrics speak of."""
-    parts = ("prompt", "response", "reference", "response_a", "response_b")
-    columns = {name: value for name, value in row.items() if not isinstance(value, BadText)}
-    if "messages" in roles and "response" not in roles and "response_a" not in roles:
-        turns = _turns_of(row[roles["messages"]])
-        if "reference" in roles:
-            for turn, role in zip(turns, ("reference", "reference_2"), strict=True):
-                turn["reference"] = _text(row, roles, role)
-    else:
-        turns = [
-            {part: _text(row, roles, f"{part}{suffix}") for part in parts if f"{part}{suffix}" in roles}
-            for suffix in ("", "_2")[:num_turns]
-        ]
-    return {**columns, **turns[0], "turns": turns}
-
-
-def _turns_of(value: Any) -> list[dict[str, str]]:
-    messages = [message for message in check_messages(value) if message["role"] != "system"]
+def _conversation(row: Mapping[str, Any], answers: Answers) -> list[dict[str, str]]:
+    messages = [message for message in check_messages(row[answers.roles["messages"]]) if message["role"] != "system"]
     if [message["role"] for message in messages] != ["user", "assistant"] * 2:
-        raise _Unusable("the conversation is not two questions, each with an answer behind it")
+        raise Unusable("the conversation is not two questions, each with an answer behind it")
     contents = [message["content"] for message in messages]
-    return [{"prompt": contents[i], "response": contents[i + 1]} for i in (0, 2)]
+    turns = [{"prompt": contents[i], "response": contents[i + 1]} for i in (0, 2)]
+    for turn, role in zip(turns, ("reference", "reference_2"), strict=True):
+        name = answers.roles.get(role)
+        if answers.kind == "reference" and name is not None:
+            turn["reference"] = _text(row, name)
+        elif name is not None and isinstance(row[name], str):
+            turn["reference"] = row[name]
+    return turns
 
 
-def _text(row: dict[str, Any], roles: Mapping[str, str], role: str) -> str:
-    value = row[roles[role]]
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = row[name]
     if isinstance(value, BadText):
-        raise _Unusable(f"column {roles[role]!r}: {value.message}")
+        raise Unusable(f"column {name!r}: {value.message}")
     if not isinstance(value, str):
         kind = "null" if value is None else f"a {type(value).__name__}"
-        raise _Unusable(f"column {roles[role]!r} is {kind}: it must be text to be judged")
+        raise Unusable(f"column {name!r} is {kind}: it must be text to be judged")
     return value
 
 
-def _plain(value: Any) -> str:
-    return "" if isinstance(value, BadText) else str(value)
+def _check_columns(row: Mapping[str, Any], uses: Collection[str]) -> None:
+    for name in uses:
+        if isinstance(value := row.get(name), BadText):
+            raise Unusable(f"column {name!r}: {value.message}")
 
 
-def _pairs(path: Path, rows: list[dict[str, Any]], roles: Mapping[str, str], num_turns: int) -> tuple[list[Item], int]:
-    """Every two models that answered the same question, in the order of the file."""
-    singles = [_item("pointwise", number, row, roles, num_turns) for number, row in enumerate(rows)]
-    by_question: dict[str, dict[str, Item]] = {}
-    models = {item.model: None for item in singles}
-    if None in models:
-        row = next(item.row for item in singles if item.model is None)
-        raise BadInput(f"{path.name}: row {row} has no model: pairs need one in every row")
-    for item in singles:
-        key = item.id if item.id is not None else _plain(rows[item.row][roles["prompt"]])
-        answers = by_question.setdefault(key, {})
-        if item.model in answers:
-            raise BadInput(
-                f"{path.name}: rows {answers[str(item.model)].row} and {item.row} are answers of {item.model} to one "
-                "question: keep one, or give the questions an id column"
-            )
-        answers[str(item.model)] = item
-    pairs = [
-        _pair(answers[a], answers[b])
-        for answers in by_question.values()
-        for a, b in combinations([str(model) for model in models if model in answers], 2)
-    ]
-    if not pairs:
-        told_by = f"column {roles['id']!r}" if "id" in roles else "their prompts"
-        raise BadInput(
-            f"{path.name}: no question was answered by two models, so nothing can be paired; questions are told "
-            f"apart by {told_by}: name another column with --column id=NAME"
-        )
-    return pairs, sum(1 for answers in by_question.values() if len(answers) == 1)
-
-
-def _pair(a: Item, b: Item) -> Item:
-    facts: dict[str, Any] = {
-        "row": a.row,
-        "row_b": b.row,
-        "id": a.id,
-        "category": a.category,
-        "model": a.model,
-        "model_b": b.model,
-    }
-    if a.error or b.error:
-        return Item(**facts, error=a.error or b.error)
-    if a.values["prompt"] != b.values["prompt"]:
-        return Item(**facts, error="the two answers' prompts differ although their ids are the same")
-    turns = [
-        {"prompt": of_a["prompt"], "response_a": of_a["response"], "response_b": of_b["response"]}
-        for of_a, of_b in zip(a.values["turns"], b.values["turns"], strict=True)
-    ]
-    common = {name: value for name, value in a.values.items() if name not in ("response", "turns", "model")}
-    return Item(**facts, values={**common, **turns[0], "turns": turns})
-
-
-def _limited(items: list[Item], limit: int | None) -> list[Item]:
-    """All pairs of the first questions."""
-    if limit is None:
-        return items
-    questions: dict[tuple[str | None, Any], None] = {}
-    kept = []
-    for item in items:
-        key = (item.id, None if item.id is not None else item.values.get("prompt"))
-        if key not in questions and len(questions) == limit:
-            continue
-        questions[key] = None
-        kept.append(item)
-    return kept
+def _question(
+    item_id: str | None, turns: list[dict[str, str]] | None, answers: Answers, number: int, row: Mapping[str, Any]
+) -> str:
+    """By its id, else by its prompts, also where its answer is missing. A row without either stands alone, and one
+    whose id cannot be read: nobody knows what it belongs to."""
+    prompts: list[Any] = [None]
+    if turns is not None:
+        prompts = [turn["prompt"] for turn in turns]
+    elif not answers.has_conversations:
+        prompts = [row[answers.roles[role]] for role in ("prompt", "prompt_2")[: answers.num_turns]]
+    said: list[Any]
+    if item_id is not None:
+        said = ["id", item_id]
+    elif all(isinstance(prompt, str) for prompt in prompts) and row.get(answers.roles.get("id", "")) is None:
+        said = ["prompts", *prompts]
+    else:
+        said = ["row", number]
+    return hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()

@@ -33,7 +33,8 @@ def matrix_of(judge: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     models = [row["model"] for row in judge["models"]]
     rates: dict[tuple[str, str], float] = {}
     for row in judge["wins"]:
-        if row["category"] == TOTAL and row["turn"] is None and row["win_rate_a"] is not None:
+        is_total = row["category"] == TOTAL and row["turn"] is None
+        if is_total and row["win_rate_a"] is not None and row["model_a"] != row["model_b"]:
             rates[row["model_a"], row["model_b"]] = row["win_rate_a"]
             rates[row["model_b"], row["model_a"]] = 1 - row["win_rate_a"]
     rows = [
@@ -93,7 +94,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
     axes = figure.subplots(len(judges), 1, squeeze=False)[:, 0]
     for axis, judge, rows in zip(axes, judges, panels, strict=True):
         _panel(axis, rows, categories, series, pairwise)
-        axis.set_title(f"judge: {judge['judge']}", fontsize=10, loc="left")
+        # Never as a formula, here and below: what users call things may hold a $.
+        axis.set_title(f"judge: {judge['judge']}", fontsize=10, loc="left", parse_math=False)
         if pairwise:
             axis.set_xlim(0, 1)
             axis.axvline(0.5, color="0.6", linewidth=0.8)
@@ -125,16 +127,18 @@ def _panel(
             means.append(mean)
             below.append(0.0 if row["low"] is None else max(0.0, mean - row["low"]))
             above.append(0.0 if row["high"] is None else max(0.0, row["high"] - mean))
-        axis.errorbar(means, places, xerr=[below, above], fmt="o", markersize=4, capsize=2, linewidth=1, label=name)
-    axis.set_yticks(range(len(categories)), categories)
+        axis.errorbar(means, places, xerr=[below, above], fmt="o", markersize=4, capsize=2, linewidth=1, label="-")
+    axis.set_yticks(range(len(categories)), categories, parse_math=False)
     axis.invert_yaxis()
     axis.grid(axis="x", color="0.9")
-    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    legend = axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    for text, name in zip(legend.get_texts(), series, strict=True):
+        text.set_parse_math(False)
+        text.set_text(name)  # only now: as a label, one that begins with _ would not be shown
 
 
 def _series(row: dict[str, Any], pairwise: bool) -> str:
-    name = f"{row['model_a']} against {row['model_b']}" if pairwise else row["model"] or "answers"
-    return str(name).replace("$", r"\$")  # matplotlib reads $…$ as a formula
+    return f"{row['model_a']} against {row['model_b']}" if pairwise else str(row["model"] or "answers")
 
 
 def _figure(value: float | None) -> str | None:

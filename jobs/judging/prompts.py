@@ -4,7 +4,7 @@ An engine computes a prefix once and finds it again while its blocks are in the 
 with a prefix in common stand side by side: that of the rubric, then the question, then the first answer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs import store
-from jobs.errors import BadInput
-from jobs.judging.items import Item
-from jobs.judging.rubrics import Rubric
+from jobs.judging.items import Item, Unusable
+from jobs.judging.rubrics import CompiledRubric
 from jobs.judging.verdicts import ReplyForm
+from jobs.source import Progress
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 SCHEMA = pa.schema([("item", pa.int32()), ("turn", pa.int8()), ("order", pa.string()), ("messages", MESSAGES)])
@@ -37,41 +37,51 @@ class JudgePrompt:
 
 
 def make_prompts(
-    items: Iterable[Item], rubric: Rubric, form: ReplyForm, judged_turns: tuple[int, ...], ordered: bool
+    items: Iterable[Item], rubric: CompiledRubric, form: ReplyForm, judged_turns: tuple[int, ...], ordered: bool
 ) -> tuple[list[JudgePrompt], dict[int, str]]:
-    """The prompts, and by item the error of those that the rubric fails on.
-
-    Raises:
-        BadInput: the rubric does not parse, or uses what the file does not have.
-    """
+    """The prompts, and by item the error of those that cannot be judged or that the rubric fails on."""
     prompts: list[JudgePrompt] = []
     errors: dict[int, str] = {}
-    orders = ORDERS if rubric.kind == "pairwise" else (None,)
-    low, high = rubric.scale
     for number, item in enumerate(items):
-        if item.error is not None:
-            errors[number] = item.error
-            continue
-        told = {**item.values, "reply": form.instruction(), "low": low, "high": high}
-        own = []
         try:
-            for turn in judged_turns:
-                for order in orders:
-                    values = {**told, "judged_turn": turn}
-                    own.append(JudgePrompt(number, turn, order, rubric.render(_swapped(values, order))))
-        except BadInput:
-            raise  # the rubric itself
-        except Exception as error:  # any filter or operator of a user's template may raise anything
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            errors[number] = f"the rubric failed on this row: {text}"
-            continue
-        prompts += own
+            prompts += _prompts_of(number, item, rubric, form, judged_turns)
+        except Unusable as error:
+            errors[number] = str(error)
     if ordered:
         prompts.sort(key=lambda prompt: [message["content"] for message in prompt.messages])
     return prompts, errors
 
 
-def write_prompts(prompts: list[JudgePrompt], path: Path) -> None:
+def _prompts_of(
+    number: int, item: Item, rubric: CompiledRubric, form: ReplyForm, judged_turns: tuple[int, ...]
+) -> list[JudgePrompt]:
+    """Raises Unusable: the item has no prompts."""
+    if item.error is not None:
+        raise Unusable(item.error)
+    low, high = rubric.rubric.scale
+    told = {**item.values, "reply": form.instruction(), "low": low, "high": high}
+    orders = ORDERS if rubric.rubric.kind == "pairwise" else (None,)
+    found = []
+    try:
+        for turn in judged_turns:
+            for order in orders:
+                messages = rubric.render(_swapped({**told, "judged_turn": turn}, order))
+                for message in messages:
+                    message["content"].encode()
+                found.append(JudgePrompt(number, turn, order, messages))
+    except MemoryError:
+        raise
+    except UnicodeEncodeError:
+        raise Unusable("the prompt would hold half of a surrogate pair: write valid Unicode") from None
+    except Exception as error:  # any filter or operator of a user's template may raise anything
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise Unusable(f"the rubric failed on this row: {text}") from None
+    return found
+
+
+def write_prompts(
+    prompts: Sequence[JudgePrompt], path: Path, report: Progress = lambda phase, done, total: None
+) -> None:
     """Write the job's input file."""
     temporary = store.temporary_beside(path)
     try:
@@ -82,6 +92,7 @@ def write_prompts(prompts: list[JudgePrompt], path: Path) -> None:
                 writer.write_table(
                     pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
                 )
+                report("writing", start + len(some), len(prompts))
         store.publish(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -12,6 +12,8 @@ from jobs.judging.rubrics import Kind
 from jobs.judging.table import Judged, Reply
 from jobs.judging.verdicts import PAIR_LABELS, PROBLEMS
 
+_TURNED = {"a": "b", "b": "a", "tie": "tie"}
+
 
 def make_report(
     kind: Kind,
@@ -71,13 +73,14 @@ def _figures(kind: Kind, judged: Sequence[Judged], inconsistent: str, seed: int)
 
 
 def _scores(model: str | None, judged: Sequence[Judged], seed: int) -> dict[str, Any]:
-    scores = [float(one.score) for one in judged if one.score is not None]
+    scored = [(float(one.score), one.item.question) for one in judged if one.score is not None]
+    scores = [score for score, _ in scored]
     expected = [value for one in judged if (value := one.expected_score) is not None]
     return {
         "model": model,
         "rows": len(judged),
-        **asdict(statistics.mean_of(scores, seed)),
-        "expected_score": statistics.mean_of(expected, seed).mean,
+        **asdict(statistics.mean_of(scores, [question for _, question in scored], seed)),
+        "expected_score": statistics.plain_mean(expected),
         "distribution": dict(sorted(Counter(int(score) for score in scores).items())),
     }
 
@@ -86,8 +89,10 @@ def _pairwise(judged: Sequence[Judged], inconsistent: str, seed: int) -> dict[st
     both = [one for one in judged if one.flipped is not None]
     flipped = [one for one in both if one.flipped]
     reversed_ = [one for one in flipped if {one.winner("ab"), one.winner("ba")} == {"a", "b"}]
-    said = [label for one in judged for reply in one.replies.values() if (label := reply.label) is not None]
+    # Of both orders only: whoever lacks one has shown an answer more often in one place than in the other.
+    said = [label for one in both for reply in one.replies.values() if (label := reply.label) is not None]
     decided, share = statistics.first_place_share(said)
+    pairs = _pairs(judged)
     return {
         "pairs": len(judged),
         "pairs_judged": len(both),
@@ -98,22 +103,34 @@ def _pairwise(judged: Sequence[Judged], inconsistent: str, seed: int) -> dict[st
         "inconsistent": inconsistent,
         "wins": _groups(
             judged,
-            lambda one: (one.item.model, one.item.model_b),
+            lambda one: pairs[frozenset((one.item.model, one.item.model_b))],
             lambda key, some: _wins(key[0], key[1], some, inconsistent, seed),
         ),
         "models": _by_model(judged, inconsistent, seed),
     }
 
 
+def _pairs(judged: Sequence[Judged]) -> dict[frozenset[str | None], tuple[str | None, str | None]]:
+    """Every two models once, as they first came: which is A in a row may be chance."""
+    found: dict[frozenset[str | None], tuple[str | None, str | None]] = {}
+    for one in judged:
+        pair = (one.item.model, one.item.model_b)
+        found.setdefault(frozenset(pair), pair)
+    return found
+
+
 def _wins(a: str | None, b: str | None, judged: Sequence[Judged], inconsistent: str, seed: int) -> dict[str, Any]:
-    outcomes = [outcome for one in judged if (outcome := one.outcome(inconsistent)) is not None]
-    wins = statistics.wins_of(outcomes, seed)
+    """Of two models, in rows where either of them is A."""
+    decided = [(outcome, one.item) for one in judged if (outcome := one.outcome(inconsistent)) is not None]
+    outcomes = [outcome if item.model == a else _TURNED[outcome] for outcome, item in decided]
+    wins = statistics.wins_of(outcomes, [item.question for _, item in decided], seed)
     rate = wins.rate_a
     return {
         "model_a": a,
         "model_b": b,
         "pairs": len(judged),
         "n": rate.n,
+        "questions": rate.questions,
         "wins_a": wins.wins_a,
         "wins_b": wins.wins_b,
         "ties": wins.ties,
@@ -127,14 +144,17 @@ def _wins(a: str | None, b: str | None, judged: Sequence[Judged], inconsistent: 
 
 def _by_model(judged: Sequence[Judged], inconsistent: str, seed: int) -> list[dict[str, Any]]:
     """Each model's win rate over all its pairs."""
-    points: dict[str | None, list[float]] = {}
+    points: dict[str | None, list[tuple[float, str]]] = {}
     for one in judged:
         outcome = one.outcome(inconsistent)
         for model, side in ((one.item.model, "a"), (one.item.model_b, "b")):
             found = points.setdefault(model, [])
             if outcome is not None:
-                found.append(0.5 if outcome == "tie" else float(outcome == side))
-    return [{"model": model, **asdict(statistics.mean_of(found, seed))} for model, found in points.items()]
+                found.append((0.5 if outcome == "tie" else float(outcome == side), one.item.question))
+    return [
+        {"model": model, **asdict(statistics.mean_of([p for p, _ in found], [q for _, q in found], seed))}
+        for model, found in points.items()
+    ]
 
 
 def _groups(
@@ -143,12 +163,13 @@ def _groups(
     figures: Callable[[tuple[Any, ...], Sequence[Judged]], dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """The figures by model or pair of models: over all, then by turn where there are several, then by category."""
-    keys = list(dict.fromkeys(key_of(one) for one in judged))
+    by_key: dict[tuple[Any, ...], list[Judged]] = {}
+    for one in judged:
+        by_key.setdefault(key_of(one), []).append(one)
     turns = sorted({one.turn for one in judged})
     categories = list(dict.fromkeys(one.item.category for one in judged if one.item.category is not None))
     found = []
-    for key in keys:
-        mine = [one for one in judged if key_of(one) == key]
+    for key, mine in by_key.items():
         found.append({"category": TOTAL, "turn": None, **figures(key, mine)})
         if len(turns) > 1:
             for turn in turns:

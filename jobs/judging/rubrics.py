@@ -1,17 +1,19 @@
 """Rubrics: what a judge is told. TOML files, our own in `rubrics/`, a user's in the same form."""
 
 import re
+import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from jinja2 import Template, meta
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.errors import BadInput
-from jobs.templates import compile_template
+from jobs.templates import compile_template, parse_template
 
 Kind = Literal["pointwise", "pairwise", "reference"]
 KINDS: tuple[Kind, ...] = ("pointwise", "pairwise", "reference")
@@ -23,6 +25,9 @@ VARIABLES = {
     "pairwise": ("prompt", "response_a", "response_b"),
 }
 """What a row brings to a rubric of one turn; with two turns, each of `turns` has them."""
+_JUDGED = {"pointwise": {"response"}, "reference": {"response"}, "pairwise": {"response_a", "response_b"}}
+ALWAYS = ("judged_turn", "reply", "low", "high")
+"""What every rubric has beside."""
 
 
 class _RubricFile(BaseModel):
@@ -32,7 +37,7 @@ class _RubricFile(BaseModel):
     turns: int = Field(default=1, ge=1, le=2)
     scale: tuple[int, int] | None = None
     system: str = ""
-    prompt: str
+    prompt: str = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -44,27 +49,44 @@ class Rubric:
     """Lowest and highest score; of no use in a pairwise rubric."""
     system: str
     prompt: str
-    """Jinja over `VARIABLES`, `reply`, `low`, `high`, `judged_turn` and the file's own columns."""
+    """Jinja over `VARIABLES`, `ALWAYS` and the file's own columns."""
+
+    def compile(self, names: Collection[str]) -> "CompiledRubric":
+        """Check it once, before any row is read.
+
+        Args:
+            names: what an item brings to it, columns and variables.
+
+        Raises:
+            BadInput: it does not parse, uses what the items do not bring, or shows the judge nothing to judge.
+        """
+        known = sorted({*names, *ALWAYS})
+        said = [(role, source) for role, source in (("system", self.system), ("user", self.prompt)) if source.strip()]
+        what = f"rubric {self.name}"
+        parts = tuple((role, compile_template(source, known, what)) for role, source in said)
+        uses = set[str]().union(*(meta.find_undeclared_variables(parse_template(source, what)) for _, source in said))
+        needed = _JUDGED[self.kind] if self.num_turns == 1 else {"turns"}
+        if not needed <= uses:
+            missing = ", ".join(sorted(needed - uses))
+            raise BadInput(
+                f"{what} does not show the judge {missing}: write {{{{ {missing.split(', ')[0]} }}}} into it"
+            )
+        return CompiledRubric(self, parts, frozenset(uses & set(names)))
+
+
+@dataclass(frozen=True)
+class CompiledRubric:
+    rubric: Rubric
+    _parts: tuple[tuple[str, Template], ...]
+    """Roles, and what they say."""
+    uses: frozenset[str]
+    """Of the names that items bring."""
 
     def render(self, values: dict[str, Any]) -> list[dict[str, str]]:
-        """The judge's conversation. Raises ValueError: the template fails on these values."""
-        names = list(values)
-        said = []
-        for role, source in (("system", self.system), ("user", self.prompt)):
-            if source.strip():
-                text = _compiled(source, names, self.name).render(values)
-                said.append({"role": role, "content": text.strip("\n")})
-        return said
-
-
-_templates: dict[tuple[str, tuple[str, ...]], Any] = {}
-
-
-def _compiled(source: str, names: Sequence[str], name: str) -> Any:
-    key = (source, tuple(sorted(names)))
-    if key not in _templates:
-        _templates[key] = compile_template(source, sorted(names), f"rubric {name}")
-    return _templates[key]
+        """The judge's conversation. Raises whatever the user's template raises on these values."""
+        said = [(role, part.render(values).strip("\n")) for role, part in self._parts]
+        # Interned: a million prompts have the same system message.
+        return [{"role": role, "content": sys.intern(text) if role == "system" else text} for role, text in said]
 
 
 def bundled() -> list[str]:

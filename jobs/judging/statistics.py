@@ -5,7 +5,7 @@ Where there is nothing to divide by, or too little to say, a figure is None.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,36 +16,50 @@ _DRAWS_AT_ONCE = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and the interval that a bootstrap gives it (percentiles, 95 %)."""
+    """A mean and the interval that a bootstrap over the questions gives it (percentiles, 95 %)."""
 
     n: int
+    questions: int
     mean: float | None
     low: float | None = None
     high: float | None = None
 
 
-def mean_of(values: Sequence[float], seed: int) -> Interval:
-    """The mean with its interval; with fewer than 2 values there is none, with equal values it has no width."""
-    if not values:
-        return Interval(0, None)
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return Interval(len(values), mean)
+def mean_of(values: Sequence[float], questions: Sequence[Hashable], seed: int) -> Interval:
+    """The mean with its interval; with fewer than 2 questions there is none, with equal values it has no width.
+
+    Values of one question depend on each other (its difficulty, an answer that stands in several pairs), so a resample
+    draws whole questions: the mean is then a ratio of two sums over them.
+
+    Args:
+        questions: what each value belongs to.
+    """
+    places: dict[Hashable, int] = {}
+    cluster_of = [places.setdefault(question, len(places)) for question in questions]
+    mean = plain_mean(values)
+    if mean is None or len(places) < 2:
+        return Interval(len(values), len(places), mean)
     if min(values) == max(values):
-        return Interval(len(values), mean, mean, mean)
+        return Interval(len(values), len(places), mean, mean, mean)
     import numpy as np
     from scipy.stats import bootstrap
 
     found = bootstrap(
-        (np.asarray(values, dtype=float),),
-        np.mean,
+        (np.bincount(cluster_of, weights=values), np.bincount(cluster_of)),
+        lambda sums, counts, axis: sums.sum(axis=axis) / counts.sum(axis=axis),
+        paired=True,
+        vectorized=True,
         n_resamples=RESAMPLES,
-        batch=max(1, _DRAWS_AT_ONCE // len(values)),
+        batch=max(1, _DRAWS_AT_ONCE // len(places)),
         confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Interval(len(values), mean, float(found.low), float(found.high))
+    return Interval(len(values), len(places), mean, float(found.low), float(found.high))
+
+
+def plain_mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +72,10 @@ class Wins:
     rate_a: Interval
 
 
-def wins_of(outcomes: Iterable[str], seed: int) -> Wins:
-    found = list(outcomes)
-    counts = Counter(found)
-    points = [{"a": 1.0, "tie": 0.5, "b": 0.0}[outcome] for outcome in found]
-    return Wins(counts["a"], counts["b"], counts["tie"], mean_of(points, seed))
+def wins_of(outcomes: Sequence[str], questions: Sequence[Hashable], seed: int) -> Wins:
+    counts = Counter(outcomes)
+    points = [{"a": 1.0, "tie": 0.5, "b": 0.0}[outcome] for outcome in outcomes]
+    return Wins(counts["a"], counts["b"], counts["tie"], mean_of(points, questions, seed))
 
 
 def first_place_share(labels: Iterable[str]) -> tuple[int, float | None]:

@@ -136,21 +136,20 @@ def collect(
     judge: str,
     kind: Kind,
     items: Sequence[Item],
-    errors: Mapping[int, str],
     turns: Sequence[int],
     replies: Mapping[tuple[int, int, str | None], Reply],
 ) -> list[Judged]:
     """All items in their own order, those that were not asked included."""
     orders: tuple[str | None, ...] = ("ab", "ba") if kind == "pairwise" else (None,)
 
-    def reply(number: int, turn: int, order: str | None) -> Reply:
-        if number in errors:
-            return Reply(error_code=NOT_ASKED, error=errors[number])
+    def reply(number: int, item: Item, turn: int, order: str | None) -> Reply:
+        if item.error is not None:
+            return Reply(error_code=NOT_ASKED, error=item.error)
         missing = Reply(error_code=NOT_ANSWERED, error="the job has not answered this row")
         return replies.get((number, turn, order), missing)
 
     return [
-        Judged(judge, item, turn, {order: reply(number, turn, order) for order in orders})
+        Judged(judge, item, turn, {order: reply(number, item, turn, order) for order in orders})
         for number, item in enumerate(items)
         for turn in turns
     ]

@@ -47,9 +47,9 @@ class ReplyForm:
 
     @property
     def max_tokens(self) -> int:
-        """Room for the longest reply of this form, at a token a character at worst."""
+        """Room for the longest reply of this form. At worst a token is a byte, and a character four of them."""
         longest = max(map(len, self.labels)) + 1
-        return longest + 8 if not self.reasons else longest + MAX_REASON_CHARS + 32
+        return longest + 8 if not self.reasons else longest + 4 * MAX_REASON_CHARS + 32
 
 
 @dataclass(frozen=True, slots=True)

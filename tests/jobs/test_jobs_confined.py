@@ -23,7 +23,7 @@ from jobs.reading import Reading, Request, read
 from jobs.settings import Limits
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{{ prompt }}"
-LEAST_MEMORY = 512 << 20
+LEAST_MEMORY = 1 << 30
 
 
 def silent(phase: str, done: int, total: int) -> None:
@@ -114,11 +114,11 @@ def test_a_template_that_fills_the_memory_costs_its_rows_only(rows: Path) -> Non
 
 
 def test_a_file_that_expands_beyond_the_memory_is_refused(tmp_path: Path) -> None:
-    """256 rows, one batch, of four million characters each: a gigabyte out of a file of some kilobytes."""
-    cells = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["x" * 4_000_000]))
+    """256 rows, one batch, of eight million characters each: two gigabytes out of a file of some kilobytes."""
+    cells = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["x" * 8_000_000]))
     pq.write_table(pa.table({"prompt": cells.cast(pa.dictionary(pa.int32(), pa.string()))}), tmp_path / "bomb.parquet")
     assert (tmp_path / "bomb.parquet").stat().st_size < 1_000_000
-    with pytest.raises(BadInput, match=r"takes more memory to read than limits.submit_memory_bytes, 536870912"):
+    with pytest.raises(BadInput, match=r"takes more memory to read than limits.submit_memory_bytes, 1073741824"):
         confined(tmp_path / "bomb.parquet", submit_memory_bytes=LEAST_MEMORY)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from answer_files import items_of
 
 from jobs.errors import BadInput
-from jobs.judging.items import read_items
 from jobs.judging.prompts import make_prompts
-from jobs.judging.rubrics import bundled, load_rubric, parse_scale
+from jobs.judging.rubrics import VARIABLES, Kind, bundled, load_rubric, parse_scale
 from jobs.judging.verdicts import pair_form, score_form
 
 TWO_TURNS = {
@@ -32,7 +32,7 @@ def write(tmp_path: Path) -> Any:
 
 def test_a_file_of_answers_is_an_item_per_row(write: Any) -> None:
     columns = {"prompt": ["p", "q"], "response": ["r", "s"], "model": ["x", "y"], "category": ["a", None]}
-    found = read_items(write({**columns, "question_id": [1, 2]}), "pointwise", {})
+    found = items_of(write({**columns, "question_id": [1, 2]}), "pointwise", {})
     assert [(item.row, item.id, item.model, item.category) for item in found.items] == [
         (0, "1", "x", "a"), (1, "2", "y", None)
     ]  # fmt: skip
@@ -40,20 +40,20 @@ def test_a_file_of_answers_is_an_item_per_row(write: Any) -> None:
 
 
 def test_an_export_of_this_service_can_be_judged_as_it_is(write: Any) -> None:
-    found = read_items(write({"prompt": ["p"], "forq_output": ["r"], "forq_steps": [3]}), "pointwise", {})
+    found = items_of(write({"prompt": ["p"], "forq_output": ["r"], "forq_steps": [3]}), "pointwise", {})
     assert found.items[0].values["response"] == "r"
     assert "forq_steps" not in found.items[0].values
 
 
 def test_columns_can_be_named(write: Any) -> None:
     path = write({"question": ["p"], "text": ["r"], "gold": ["g"]})
-    found = read_items(path, "reference", {"prompt": "question", "response": "text", "reference": "gold"})
+    found = items_of(path, "reference", {"prompt": "question", "response": "text", "reference": "gold"})
     values = found.items[0].values
     assert (values["prompt"], values["response"], values["reference"]) == ("p", "r", "g")
 
 
 def test_a_row_without_an_answer_is_an_item_with_an_error(write: Any) -> None:
-    found = read_items(write({"prompt": ["p", "q", None], "response": ["r", None, "t"]}), "pointwise", {})
+    found = items_of(write({"prompt": ["p", "q", None], "response": ["r", None, "t"]}), "pointwise", {})
     assert [item.error is None for item in found.items] == [True, False, False]
     assert found.items[1].error == "column 'response' is null: it must be text to be judged"
 
@@ -63,16 +63,16 @@ def test_answers_of_several_models_are_paired_by_question(write: Any) -> None:
         "question_id": [1, 2, 1, 2, 1], "model": ["x", "x", "y", "y", "z"], "prompt": ["p", "q", "p", "q", "p"],
         "response": ["px", "qx", "py", "qy", "pz"],
     })  # fmt: skip
-    found = read_items(path, "pairwise", {})
+    found = items_of(path, "pairwise", {})
     pairs = [(item.id, item.model, item.model_b, item.row, item.row_b) for item in found.items]
     assert pairs == [("1", "x", "y", 0, 2), ("1", "x", "z", 0, 4), ("1", "y", "z", 2, 4), ("2", "x", "y", 1, 3)]
     first = found.items[0].values
     assert (first["prompt"], first["response_a"], first["response_b"]) == ("p", "px", "py")
-    assert len(read_items(path, "pairwise", {}, limit=1).items) == 3
+    assert len(items_of(path, "pairwise", {}, limit=1).items) == 3
 
 
 def test_pairs_without_ids_are_found_by_their_prompts_and_what_is_alone_is_counted(write: Any) -> None:
-    found = read_items(write({"model": ["x", "y", "x"], "prompt": ["p", "p", "q"], "response": ["1", "2", "3"]}),
+    found = items_of(write({"model": ["x", "y", "x"], "prompt": ["p", "p", "q"], "response": ["1", "2", "3"]}),
                        "pairwise", {})  # fmt: skip
     assert len(found.items) == 1
     assert found.num_unpaired == 1
@@ -80,7 +80,7 @@ def test_pairs_without_ids_are_found_by_their_prompts_and_what_is_alone_is_count
 
 def test_ready_pairs_are_taken_as_they_are(write: Any) -> None:
     columns = {"prompt": ["p"], "response_a": ["1"], "response_b": ["2"], "model_a": ["x"], "model_b": ["y"]}
-    found = read_items(write(columns), "pairwise", {})
+    found = items_of(write(columns), "pairwise", {})
     (item,) = found.items
     assert (item.model, item.model_b, item.row_b, item.values["response_b"]) == ("x", "y", None, "2")
 
@@ -116,16 +116,16 @@ def test_a_file_that_cannot_be_judged_is_refused_with_what_it_lacks(
     write: Any, columns: dict[str, Any], kind: Any, names: dict[str, str], message: str
 ) -> None:
     with pytest.raises(BadInput, match=message):
-        read_items(write(columns), kind, names)
+        items_of(write(columns), kind, names)
 
 
 def test_two_turns_come_from_columns_or_from_conversations(write: Any) -> None:
-    from_columns = read_items(write(TWO_TURNS), "pointwise", {}).items[0].values["turns"]
+    from_columns = items_of(write(TWO_TURNS), "pointwise", {}).items[0].values["turns"]
     messages = [[{"role": "system", "content": "be kind"}, {"role": "user", "content": "p1"},
                  {"role": "assistant", "content": "r1"}, {"role": "user", "content": "p2"},
                  {"role": "assistant", "content": "r2"}],
                 [{"role": "user", "content": "p1"}]]  # fmt: skip
-    found = read_items(write({"messages": messages}), "pointwise", {})
+    found = items_of(write({"messages": messages}), "pointwise", {})
     assert found.num_turns == 2
     assert [(turn["prompt"], turn["response"]) for turn in from_columns] == [("p1", "r1"), ("p2", "r2")]
     assert [(turn["prompt"], turn["response"]) for turn in found.items[0].values["turns"]] == [
@@ -144,10 +144,12 @@ def test_every_rubric_of_ours_shows_all_it_is_given_and_ends_with_how_to_reply(w
         columns = {key: value for key, value in columns.items() if not key.endswith("_2")}
     if kind == "pairwise":
         columns = {**columns, "prompt": ["p1", "p1"]} | ({"prompt_2": ["p2", "p2"]} if num_turns == 2 else {})
-    items = read_items(write(columns), kind, {})
+    items = items_of(write(columns), kind, {})
     rubric = load_rubric(name, kind, num_turns, None)
     form = pair_form() if kind == "pairwise" else score_form(*rubric.scale)
-    prompts, errors = make_prompts(items.items, rubric, form, tuple(range(1, num_turns + 1)), ordered=False)
+    prompts, errors = make_prompts(
+        items.items, rubric.compile(items.names), form, tuple(range(1, num_turns + 1)), ordered=False
+    )
     assert not errors
     assert len(prompts) == num_turns * 2
     for prompt in prompts[: num_turns * (2 if kind == "pairwise" else 1)]:
@@ -163,8 +165,9 @@ def test_every_rubric_of_ours_shows_all_it_is_given_and_ends_with_how_to_reply(w
 
 
 def test_the_second_order_of_a_pair_shows_the_answers_the_other_way_round(write: Any) -> None:
-    items = read_items(write({"prompt": ["p"], "response_a": ["from a"], "response_b": ["from b"]}), "pairwise", {})
-    prompts, _ = make_prompts(items.items, load_rubric(None, "pairwise", 1, None), pair_form(), (1,), ordered=False)
+    items = items_of(write({"prompt": ["p"], "response_a": ["from a"], "response_b": ["from b"]}), "pairwise", {})
+    rubric = load_rubric(None, "pairwise", 1, None).compile(items.names)
+    prompts, _ = make_prompts(items.items, rubric, pair_form(), (1,), ordered=False)
     texts = {prompt.order: prompt.messages[-1]["content"] for prompt in prompts}
     assert texts["ab"].index("from a") < texts["ab"].index("from b")
     assert texts["ba"].index("from b") < texts["ba"].index("from a")
@@ -177,10 +180,10 @@ def test_ordering_puts_prompts_with_a_longer_common_prefix_side_by_side_and_lose
     path = write(
         {"prompt": [q for q, _ in rows], "model": [m for _, m in rows], "response": [f"{m} says" for _, m in rows]}
     )
-    items = read_items(path, "pairwise", {})
+    items = items_of(path, "pairwise", {})
     rubric = load_rubric(None, "pairwise", 1, None)
-    ordered, _ = make_prompts(items.items, rubric, pair_form(), (1,), ordered=True)
-    as_read, _ = make_prompts(items.items, rubric, pair_form(), (1,), ordered=False)
+    ordered, _ = make_prompts(items.items, rubric.compile(items.names), pair_form(), (1,), ordered=True)
+    as_read, _ = make_prompts(items.items, rubric.compile(items.names), pair_form(), (1,), ordered=False)
     key = lambda prompt: (prompt.item, prompt.order)  # noqa: E731
     assert sorted(map(key, ordered)) == sorted(map(key, as_read))
     assert [key(prompt) for prompt in as_read] == sorted(map(key, as_read))
@@ -200,11 +203,11 @@ def test_a_rubric_of_ones_own_may_use_the_files_columns_and_says_its_scale(write
     file.write_text(
         'kind = "pointwise"\nscale = [0, 3]\nprompt = "{{ topic }}: {{ prompt }} / {{ response }} {{ reply }}"\n'
     )
-    items = read_items(write({"prompt": ["p", "p"], "response": ["r", "r"], "topic": ["t", None]}), "pointwise", {})
+    items = items_of(write({"prompt": ["p", "p"], "response": ["r", "r"], "topic": ["t", None]}), "pointwise", {})
     rubric = load_rubric(str(file), "pointwise", 1, None)
     assert rubric.scale == (0, 3)
     assert load_rubric(str(file), "pointwise", 1, (1, 10)).scale == (1, 10)
-    prompts, errors = make_prompts(items.items, rubric, score_form(0, 3), (1,), ordered=True)
+    prompts, errors = make_prompts(items.items, rubric.compile(items.names), score_form(0, 3), (1,), ordered=True)
     assert prompts[0].messages[0]["content"].startswith("t: p / r Reply with a whole number from 0 to 3")
     assert "null" in errors[1]
 
@@ -214,6 +217,7 @@ def test_a_rubric_of_ones_own_may_use_the_files_columns_and_says_its_scale(write
     [
         ("kind = ", "not valid TOML"),
         ('kind = "pointwise"', "prompt: Field required"),
+        ('kind = "pointwise"\nprompt = ""', "prompt: String should have at least 1 character"),
         ('kind = "other"\nprompt = "x"', "kind: Input should be"),
         ('kind = "pairwise"\nprompt = "x"', "is pairwise, --kind is pointwise"),
         ('kind = "pointwise"\nturns = 2\nprompt = "x"', "judges 2 turn"),
@@ -230,15 +234,25 @@ def test_a_rubric_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, tex
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "prompt", "missing"),
+    [("pointwise", "{{ prompt }}", "response"), ("pairwise", "{{ response_b }}", "response_a")],
+)
+def test_a_rubric_that_shows_nothing_to_judge_is_refused(tmp_path: Path, kind: Kind, prompt: str, missing: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'kind = "{kind}"\nprompt = "{prompt}"')
+    with pytest.raises(BadInput, match=f"rubric mine does not show the judge {missing}: write"):
+        load_rubric(str(file), kind, 1, None).compile(VARIABLES[kind])
+
+
 @pytest.mark.parametrize("prompt", ["{{ nothing }}", "{% for %}", "{{ ''.__class__.__mro__ }}", "{{ 'a' * 10**9 }}"])
 def test_a_rubric_cannot_reach_out_of_its_sandbox(write: Any, tmp_path: Path, prompt: str) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(f'kind = "pointwise"\nprompt = "{prompt}"\n')
-    items = read_items(write({"prompt": ["p"], "response": ["r"]}), "pointwise", {})
+    items = items_of(write({"prompt": ["p"], "response": ["r"]}), "pointwise", {})
     try:
-        prompts, errors = make_prompts(
-            items.items, load_rubric(str(file), "pointwise", 1, None), score_form(1, 5), (1,), True
-        )
+        rubric = load_rubric(str(file), "pointwise", 1, None).compile(items.names)
+        prompts, errors = make_prompts(items.items, rubric, score_form(1, 5), (1,), True)
     except BadInput:
         return
     assert not prompts
@@ -246,8 +260,9 @@ def test_a_rubric_cannot_reach_out_of_its_sandbox(write: Any, tmp_path: Path, pr
 
 
 def test_what_an_answer_says_in_braces_is_not_rendered(write: Any) -> None:
-    items = read_items(write({"prompt": ["p"], "response": ["{{ reply }} {% raw %}"]}), "pointwise", {})
-    prompts, _ = make_prompts(items.items, load_rubric(None, "pointwise", 1, None), score_form(1, 5), (1,), True)
+    items = items_of(write({"prompt": ["p"], "response": ["{{ reply }} {% raw %}"]}), "pointwise", {})
+    rubric = load_rubric(None, "pointwise", 1, None).compile(items.names)
+    prompts, _ = make_prompts(items.items, rubric, score_form(1, 5), (1,), True)
     assert "{{ reply }} {% raw %}" in prompts[0].messages[1]["content"]
 
 

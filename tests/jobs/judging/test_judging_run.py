@@ -15,8 +15,9 @@ from db.session import Database
 from jobs import ending, results, service
 from jobs.errors import BadInput, Conflict
 from jobs.judging import run
+from jobs.judging.folder import PLOT_FILE, PROMPTS_FILE, REPORT_FILE, RESULTS_FILE, STATE_FILE
+from jobs.judging.options import JudgeOptions, parse_columns
 from jobs.judging.presenting import matrix_of, summary_of, table_of
-from jobs.judging.run import JudgeOptions
 from jobs.settings import Settings
 
 Judge = Callable[[str], str]
@@ -71,15 +72,15 @@ class Judging:
             drain(self.database, answer_with(answer) if reads_text else answer, model)
         assert run.wait(self.database, begun, ignore, ignore, timeout_s=0)
         report = run.finish(self.database, self.settings, answers, chosen, begun, ignore)
-        assert json.loads((self.folder / run.REPORT_FILE).read_text()) == json.loads(json.dumps(report))
-        assert (self.folder / run.PLOT_FILE).read_bytes().startswith(b"\x89PNG")
+        assert json.loads((self.folder / REPORT_FILE).read_text()) == json.loads(json.dumps(report))
+        assert (self.folder / PLOT_FILE).read_bytes().startswith(b"\x89PNG")
         for judged in report["judges"]:
             assert judged["judged"] + judged["null"] + judged["failed"] == judged["total"]
         return report
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = pq.read_table(self.folder / run.RESULTS_FILE).to_pylist()
+        rows: list[dict[str, Any]] = pq.read_table(self.folder / RESULTS_FILE).to_pylist()
         return rows
 
 
@@ -111,7 +112,7 @@ def test_the_job_says_what_the_engine_is_to_enforce_and_its_prompts_are_sorted(j
     assert job.sampling == {
         "temperature": 0.0, "max_tokens": 10, "logprobs": 20, "structured": {"choice": ["1", "2", "3", "4", "5"]}
     }  # fmt: skip
-    texts = [row["messages"][-1]["content"] for row in pq.read_table(judging.folder / run.PROMPTS_FILE).to_pylist()]
+    texts = [row["messages"][-1]["content"] for row in pq.read_table(judging.folder / PROMPTS_FILE).to_pylist()]
     assert texts == sorted(texts)
 
 
@@ -226,8 +227,8 @@ def test_the_same_command_goes_on_with_the_same_job(judging: Judging, answers: P
     assert not run.wait(judging.database, first, ignore, ignore, timeout_s=0)
     assert begin().jobs == first.jobs
     # As if the process had been killed between the submit and the note of it.
-    state = json.loads((judging.folder / run.STATE_FILE).read_text())
-    (judging.folder / run.STATE_FILE).write_text(json.dumps({**state, "jobs": {}}))
+    state = json.loads((judging.folder / STATE_FILE).read_text())
+    (judging.folder / STATE_FILE).write_text(json.dumps({**state, "jobs": {}}))
     assert begin().jobs == first.jobs
     report = judging(answers, grade)
     assert report["jobs"] == first.jobs
@@ -286,10 +287,10 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(
 
 
 def test_column_flags_are_read_strictly() -> None:
-    assert run.parse_columns(["prompt=question", "response=a=b"]) == {"prompt": "question", "response": "a=b"}
+    assert parse_columns(["prompt=question", "response=a=b"]) == {"prompt": "question", "response": "a=b"}
     for said in (["prompt"], ["=x"], ["prompt="], ["prompt=a", "prompt=b"]):
         with pytest.raises(BadInput, match="--column"):
-            run.parse_columns(said)
+            parse_columns(said)
 
 
 def test_the_tables_show_the_reports_figures(judging: Judging, answers: Path) -> None:

@@ -9,35 +9,46 @@ from jobs.judging.statistics import first_place_share, kappa, mean_of, wins_of
 
 def test_a_mean_of_two_values_has_the_interval_that_all_four_resamples_give() -> None:
     # Resamples of (1, 5): (1, 1), (1, 5), (5, 1), (5, 5), so means 1, 3, 3, 5: the interval reaches both ends.
-    found = mean_of([1, 5], seed=0)
+    found = mean_of([1, 5], range(2), seed=0)
     assert (found.n, found.mean, found.low, found.high) == (2, 3.0, 1.0, 5.0)
 
 
 def test_an_interval_of_scores_is_about_two_standard_errors_wide_on_each_side() -> None:
     # 50 ones and 50 fives: mean 3, standard deviation 2, standard error 0.2.
-    found = mean_of([1] * 50 + [5] * 50, seed=7)
+    found = mean_of([1] * 50 + [5] * 50, range(100), seed=7)
     assert found.mean == 3.0
     assert found.low == pytest.approx(3 - 1.96 * 0.2, abs=0.06)
     assert found.high == pytest.approx(3 + 1.96 * 0.2, abs=0.06)
 
 
+def test_an_interval_is_over_questions_and_not_over_values() -> None:
+    # Two questions, (1, 1, 1) and (5): resamples are both of one, both of the other, or each once: means 1, 5 and 2.
+    found = mean_of([1, 1, 1, 5], ["p", "p", "p", "q"], seed=0)
+    assert (found.n, found.questions, found.mean, found.low, found.high) == (4, 2, 2.0, 1.0, 5.0)
+    # 25 questions of four equal values each: as sure as 25 values, not as 100. Standard error 2 / 5.
+    found = mean_of([1, 1, 1, 1] * 12 + [5, 5, 5, 5] * 13, [n // 4 for n in range(100)], seed=7)
+    assert found.low == pytest.approx(3.08 - 1.96 * 0.4, abs=0.13)
+    assert found.high == pytest.approx(3.08 + 1.96 * 0.4, abs=0.13)
+    assert mean_of([1, 5, 3], ["p", "p", "p"], seed=0).low is None
+
+
 def test_the_same_seed_gives_the_same_interval() -> None:
     values = [1, 2, 2, 3, 5, 5, 4, 1]
-    assert mean_of(values, seed=3) == mean_of(values, seed=3)
+    assert mean_of(values, range(8), seed=3) == mean_of(values, range(8), seed=3)
 
 
 def test_too_few_or_equal_values_have_no_width_instead_of_a_guess() -> None:
-    assert mean_of([], seed=0) == mean_of([], seed=1)
-    assert mean_of([], 0).mean is None
-    assert (mean_of([4], 0).mean, mean_of([4], 0).low) == (4.0, None)
-    assert mean_of([2, 2, 2], 0).low == mean_of([2, 2, 2], 0).high == 2.0
+    assert mean_of([], [], seed=0) == mean_of([], [], seed=1)
+    assert mean_of([], [], 0).mean is None
+    assert (mean_of([4], "p", 0).mean, mean_of([4], "p", 0).low) == (4.0, None)
+    assert mean_of([2, 2, 2], "pqr", 0).low == mean_of([2, 2, 2], "pqr", 0).high == 2.0
 
 
 @given(st.lists(st.integers(0, 100), min_size=2, max_size=40), st.integers(0, 1000))
 def test_an_interval_lies_between_the_smallest_and_the_largest_value_around_the_mean(
     values: list[int], seed: int
 ) -> None:
-    found = mean_of(values, seed)
+    found = mean_of(values, range(len(values)), seed)
     assert found.mean == pytest.approx(sum(values) / len(values))
     assert found.low is not None
     assert found.high is not None
@@ -47,10 +58,10 @@ def test_an_interval_lies_between_the_smallest_and_the_largest_value_around_the_
 
 def test_a_tie_is_half_a_win() -> None:
     # 3 wins, 1 loss, 2 ties: (3 + 1) / 6.
-    wins = wins_of(["a", "a", "tie", "b", "a", "tie"], seed=0)
+    wins = wins_of(["a", "a", "tie", "b", "a", "tie"], range(6), seed=0)
     assert (wins.wins_a, wins.wins_b, wins.ties) == (3, 1, 2)
     assert wins.rate_a.mean == pytest.approx(4 / 6)
-    assert wins_of([], 0).rate_a.mean is None
+    assert wins_of([], [], 0).rate_a.mean is None
 
 
 def test_position_bias_counts_decided_verdicts_only() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from malformed import CUT, MALFORMED, TRICKY
 
-from jobs.judging.verdicts import PROBLEMS, ReplyForm, pair_form, parse, score_form
+from jobs.judging.verdicts import MAX_REASON_CHARS, PROBLEMS, ReplyForm, pair_form, parse, score_form
 
 FORMS = [form for reasons in (False, True)
          for form in (score_form(1, 5, reasons), score_form(1, 10, reasons), score_form(0, 100, reasons),
@@ -81,6 +81,14 @@ def test_a_well_formed_reply_is_read_exactly(data: st.DataObject, form: ReplyFor
 def test_two_verdicts_are_none_even_if_they_agree(data: st.DataObject, form: ReplyForm) -> None:
     first, second = data.draw(st.sampled_from(form.labels)), data.draw(st.sampled_from(form.labels))
     assert parse(f"{form.word}: {first}\n{form.word}: {second}", form).problem == "several"
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.reasons], ids=str)
+def test_the_longest_reason_of_any_script_is_not_cut(form: ReplyForm) -> None:
+    """A vocabulary may have no more than bytes for a script; the longest character has four."""
+    reply = f"Reason: {'𝔘' * MAX_REASON_CHARS}\n{form.word}: {max(form.labels, key=len)}"
+    assert re.fullmatch(str(form.structured()["regex"]), reply)
+    assert len(reply.encode()) < form.max_tokens
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
