@@ -7,18 +7,21 @@ all others `submit`, so that a new route cannot be without one.
 import asyncio
 import ipaddress
 import math
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
 import structlog
-from fastapi import Depends, HTTPException, Request
+from fastapi import Depends, HTTPException, Request, Response
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Message, Receive
 
 from api.buckets import Buckets
 from db.models import DEFAULT_TENANT
@@ -30,6 +33,8 @@ from jobs.keys import Scope
 READING = ("GET", "HEAD", "OPTIONS")
 KEY_PREFIX = "forq_"
 OPENAI_PATHS = ("/v1/files", "/v1/batches", "/v1/models")
+MAX_BODY_BYTES = 1 << 20
+"""Of the routes whose bodies are some values; uploads have limits of their own."""
 CLOSE_S = 2.0
 NO_KEY = "this service asks for an API key: send it as `Authorization: Bearer forq_...`"
 
@@ -143,12 +148,43 @@ class Access:
 async def authorize(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 ) -> Caller:
-    access: Access = request.app.state.access
-    return await access.caller(request, credentials)
+    if not hasattr(request.state, "caller"):  # `KeyFirstRoute` may have asked
+        access: Access = request.app.state.access
+        request.state.caller = await access.caller(request, credentials)
+    caller: Caller = request.state.caller
+    return caller
 
 
 CallerDep = Annotated[Caller, Depends(authorize)]
 """Worked out once per request, however many ask."""
+
+
+class KeyFirstRoute(APIRoute):
+    """A route whose body FastAPI reads. It does so before any dependency, and to any length: whoever has no key would
+    hear what is wrong with it instead of 401, and whoever has one could fill the memory."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
+
+        async def answer_who_may_ask(request: Request) -> Response:
+            await authorize(request, await bearer(request))
+            return await answer(Request(request.scope, _bounded(request.receive)))
+
+        return answer_who_may_ask
+
+
+def _bounded(receive: Receive) -> Receive:
+    num_bytes = 0
+
+    async def receive_so_many() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body is over {MAX_BODY_BYTES} bytes: shorten it")
+        return message
+
+    return receive_so_many
 
 
 def _is_placeholder(request: Request, credentials: HTTPAuthorizationCredentials | None) -> bool:

@@ -1,7 +1,8 @@
 """Takes batches on in the background of an API process, as long as it serves.
 
 Quick changes of state come at every look. Longer work, checking an input file or writing output, is done a few at a
-time under a claim, which is renewed from here for as long as this process lives.
+time under a claim, which is renewed from here for as long as this process lives. Expired files are removed beside all
+that: where there are many, claims must not lapse meanwhile.
 """
 
 import asyncio
@@ -27,6 +28,8 @@ from jobs.settings import Settings
 MAX_AT_ONCE = 2
 RETRY_S = 5.0
 """What cannot be done now is tried again after this long."""
+MAX_RETRY_S = 60.0
+"""As long at most where the tenant's queue is full, which may take days."""
 RECLAIM_S = 600.0
 """How often expired files are removed."""
 
@@ -51,6 +54,8 @@ class BatchSweeper:
         self._working: dict[str, asyncio.Task[None]] = {}
         self._limiter = anyio.CapacityLimiter(MAX_AT_ONCE)
         self._looker = anyio.CapacityLimiter(1)
+        self._reclaimer = anyio.CapacityLimiter(1)
+        self._reclaiming: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._failing = False
         self._renew_at = self._reclaim_at = 0.0
@@ -71,8 +76,9 @@ class BatchSweeper:
         self.begin_stop()
         if self._task is not None:
             await self._task
-        if self._working:
-            await asyncio.wait(list(self._working.values()))
+        running = [*self._working.values(), *filter(None, [self._reclaiming])]
+        if running:
+            await asyncio.wait(running)
 
     async def _run(self) -> None:
         while not self._stop.is_set():
@@ -91,6 +97,9 @@ class BatchSweeper:
 
     async def _look(self) -> None:
         now = asyncio.get_running_loop().time()
+        if now >= self._reclaim_at and self._reclaiming is None:
+            self._reclaim_at = now + RECLAIM_S
+            self._reclaiming = asyncio.create_task(self._reclaim())
         if self._working and now >= self._renew_at:
             self._renew_at = now + self._settings.batches.claim_s / 3
             claim_s = self._settings.batches.claim_s
@@ -100,9 +109,6 @@ class BatchSweeper:
                 break
             if todo.batch_id not in self._working:
                 await self._begin(todo)
-        if now >= self._reclaim_at:
-            self._reclaim_at = now + RECLAIM_S
-            await self._in_thread(lambda: list(openai_files.reclaim(self._database, self._settings)))
 
     async def _begin(self, todo: Todo) -> None:
         claim_s = self._settings.batches.claim_s
@@ -117,7 +123,11 @@ class BatchSweeper:
             await anyio.to_thread.run_sync(work, limiter=self._limiter)
         except _StoppingError:
             pass
-        except (Unavailable, QueueFull) as error:
+        except QueueFull as error:
+            # A tenth of what it waited already: it was not the queue of a moment.
+            after_s = min(max(RETRY_S, todo.age_s / 10), MAX_RETRY_S)
+            log.warning("batch_waits", batch=todo.batch_id, reason=str(error))
+        except Unavailable as error:
             after_s = RETRY_S
             log.warning("batch_waits", batch=todo.batch_id, reason=str(error))
         except SQLAlchemyError as error:
@@ -132,6 +142,21 @@ class BatchSweeper:
     def _done(self, batch_id: str, task: asyncio.Task[None]) -> None:
         self._working.pop(batch_id, None)
         self._wake.set()
+
+    async def _reclaim(self) -> None:
+        def until_stopped() -> None:
+            for _ in openai_files.reclaim(self._database, self._settings):
+                if self._stop.is_set():
+                    return
+
+        try:
+            await anyio.to_thread.run_sync(until_stopped, limiter=self._reclaimer)
+        except SQLAlchemyError as error:
+            log.warning("files_not_reclaimed", error=type(error).__name__)
+        except Exception as error:  # the next one comes, whatever this one met
+            log_crash("sweep", "files", error)
+        finally:
+            self._reclaiming = None
 
     def _progress(self, _phase: str, _done: int, _total: int) -> None:
         if self._stop.is_set():

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import structlog
 from fastapi import APIRouter, Body, Request
 
-from api.access import CallerDep
+from api.access import CallerDep, KeyFirstRoute
 from api.dependencies import DatabaseDep, JobIdDep, LongWorkDep, SettingsDep
 from api.forms import ExportForm
 from api.longwork import Progress
@@ -18,7 +18,12 @@ from jobs.remote.files import output_file
 from jobs.remote.urls import parse_url
 
 log = structlog.get_logger()
-router = APIRouter(prefix="/v1/jobs", tags=["results"], responses=responses(401, 403, 422, 429, 500, 503))
+router = APIRouter(
+    prefix="/v1/jobs",
+    tags=["results"],
+    route_class=KeyFirstRoute,
+    responses=responses(401, 403, 413, 422, 429, 500, 503),
+)
 
 
 @router.post(

@@ -1,6 +1,6 @@
 """The values a client may send: the submit form and the query strings. Other names are refused, not dropped."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -22,7 +22,7 @@ REPEATED = ("turn",)
 JOB_ID_PATTERN = "^[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}$"
 """For the document: a ULID, in the alphabet that leaves out what is easily misread."""
 M = TypeVar("M", bound=BaseModel)
-_SAMPLING = ("max_tokens", "temperature", "top_p", "seed", "n")
+SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "seed", "n")
 
 
 def parse_job_id(text: str) -> str:
@@ -64,7 +64,28 @@ def read_form(model: type[M], fields: Mapping[str, Any]) -> M:
         raise RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in faults]) from None
 
 
-class SubmitForm(BaseModel):
+class StorableTexts(BaseModel):
+    """Base of what brings texts that are stored: all of them, also keys and what is in a list, can be."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _are_storable(cls, value: Any) -> Any:
+        for text in _texts_in(value):
+            # PostgreSQL refuses NUL in text; the others have no business in a column name or a template.
+            if any(char < " " and char not in "\t\r\n" for char in text):
+                raise ValueError("has control characters: remove them")
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                raise ValueError("has half of a surrogate pair: write valid Unicode")
+        return value
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Its own, or those of its parts: no field takes any that lie deeper."""
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return (part for part in parts if isinstance(part, str))
+
+
+class SubmitForm(StorableTexts):
     """The form fields beside the file. A row's own `sampling` struct column overrides them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -107,23 +128,14 @@ class SubmitForm(BaseModel):
     name: str | None = Field(None, examples=["vicuna"], json_schema_extra={"minLength": 1, "maxLength": MAX_NAME_CHARS})
     webhook: str | None = Field(None, description="The URL of a webhook of yours that is to hear of this job.")
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_control_characters(cls, value: Any) -> Any:
-        # PostgreSQL refuses NUL in text; the others have no business in a column name or a template.
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and any(char < " " and char not in "\t\r\n" for char in text):
-                raise ValueError("has control characters: remove them")
-        return value
-
     def options(self, settings: Settings, tenant: str) -> SubmitOptions:
         return SubmitOptions(
             model=self.model if self.model is not None else settings.default_model,
-            sampling=self.model_dump(include=set(_SAMPLING), exclude_none=True),
+            sampling=self.model_dump(include=set(SAMPLING_FIELDS), exclude_none=True),
             source="api",
             tenant=tenant,
             turn=tuple(self.turn),
-            **self.model_dump(exclude={"url", "model", "turn", *_SAMPLING}),
+            **self.model_dump(exclude={"url", "model", "turn", *SAMPLING_FIELDS}),
         )
 
 

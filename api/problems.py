@@ -42,7 +42,7 @@ _MEANINGS = {
     404: "No such job or row.",
     406: "None of the accepted media types can be produced.",
     409: "The job's state does not allow this.",
-    413: "The upload is larger than `limits.max_upload_bytes`.",
+    413: "The upload is larger than `limits.max_upload_bytes`, or another body than its limit.",
     415: "The body is not `multipart/form-data`.",
     422: "A value is refused; `detail` says value, limit and remedy.",
     429: "Too many requests of this key, bad keys from this address, or jobs of this tenant; try again after "

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import structlog
 from fastapi import APIRouter, Path, Query
 
-from api.access import CallerDep
+from api.access import CallerDep, KeyFirstRoute
 from api.dependencies import DatabaseDep, SettingsDep
 from api.problems import responses
 from api.schemas import JOB_ID
@@ -26,7 +26,12 @@ from jobs.webhooks import registry
 from jobs.webhooks.deliveries import list_deliveries
 
 log = structlog.get_logger()
-router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], responses=responses(401, 403, 422, 429, 500, 503))
+router = APIRouter(
+    prefix="/v1/webhooks",
+    tags=["webhooks"],
+    route_class=KeyFirstRoute,
+    responses=responses(401, 403, 413, 422, 429, 500, 503),
+)
 
 
 WebhookIdDep = Annotated[str, Path(description="As the creation answered it.", examples=[JOB_ID])]
@@ -81,7 +86,7 @@ def remove_webhook(database: DatabaseDep, caller: CallerDep, webhook_id: Webhook
     operation_id="rotate_webhook",
     summary="Give it a new secret",
     response_model=WebhookWithSecret,
-    responses=responses(400, 404),
+    responses=responses(400, 404, 409),
 )
 def rotate_webhook(database: DatabaseDep, caller: CallerDep, webhook_id: WebhookIdDep, form: RotateForm) -> Any:
     """For `overlap_s`, deliveries carry a signature of the old secret, too."""

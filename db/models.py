@@ -31,6 +31,7 @@ _BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only I
 _Ulid = String(26)
 _OpenAiId = String(40)
 """`file-` or `batch_` and a ULID."""
+_JOB_IS_OPEN = text("state IN ('queued', 'running', 'cancelling')")
 _BATCH_IS_OPEN = text("state IN ('validating', 'in_progress', 'finalizing', 'cancelling')")
 DEFAULT_TENANT = "default"
 """Whose jobs are those of the command line, the drop folder, and an API without keys."""
@@ -56,6 +57,7 @@ class Job(Base):
     __table_args__ = (
         Index("ix_jobs_created_at", "created_at"),
         Index("ix_jobs_tenant_id", "tenant", "id"),
+        Index("ix_jobs_open", "tenant", sqlite_where=_JOB_IS_OPEN, postgresql_where=_JOB_IS_OPEN),
         UniqueConstraint("tenant", "dedupe_key"),
     )
 
@@ -84,7 +86,7 @@ class Job(Base):
     output_tokens: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     error: Mapped[str | None] = mapped_column(Text)
     recipe: Mapped[str | None] = mapped_column(Text)
-    """The recipe file it was made from, as it was."""
+    """The recipe it was last run with, whole: paths absolute, templates put in."""
     webhook_id: Mapped[str | None] = mapped_column(_Ulid)
     """The webhook it named at submit. No foreign key: a webhook that is gone hears of nothing."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)

@@ -180,6 +180,8 @@ def _text(value: dict[str, Any], key: str) -> str:
         raise _FaultError("missing_required_parameter", f"{key} is missing or not a string", key)
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise _FaultError("invalid_json_line", f"{key} holds half of a surrogate pair: write valid Unicode", key)
+    if "\0" in text:  # no database keeps it: two ids could come back as one
+        raise _FaultError("invalid_json_line", f"{key} holds a NUL character: leave it out", key)
     return text
 
 

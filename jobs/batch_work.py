@@ -13,23 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Row, or_, select, update
+from sqlalchemy import Connection, Row, func, or_, select, update
 
 from db.clock import db_now
 from db.models import Batch, File, Job
 from db.session import Database
-from db.states import ENDED, OPEN_BATCHES, BatchState, JobState
-from jobs import leases
+from db.states import ENDED, BatchState, JobState
+from jobs import depth, leases
 from jobs.batch_check import BatchRules, RefusedLines, fault
+from jobs.batch_claims import IS_OPEN
 from jobs.batch_files import write_files
 from jobs.batches import cancel_job, job_options
 from jobs.confined import read_confined
 from jobs.doorbell import ring
-from jobs.errors import BadInput, Unavailable
+from jobs.errors import BadInput, QueueFull, Unavailable
 from jobs.reading import Reading, Request
 from jobs.settings import Settings
-from jobs.source import Progress
-from jobs.submit import submit_reading
+from jobs.source import Progress, first_line
+from jobs.submit import Submitted, submit_reading
 
 SCRATCH_PREFIX = "forq-submit-"
 """As submits': `forq purge` clears what a killed one left (jobs/upkeep/leftovers.py)."""
@@ -37,12 +38,17 @@ SCRATCH_PREFIX = "forq-submit-"
 log = structlog.get_logger()
 
 
+Work = Callable[[Database, Settings, str, Progress], None]
+
+
 @dataclass(frozen=True)
 class Todo:
     """A batch that needs work of seconds: `validate` or `write_out`."""
 
     batch_id: str
-    do: Callable[[Database, Settings, str, Progress], None]
+    do: Work
+    age_s: float
+    """Since its creation."""
 
 
 class _OvertakenError(Exception):
@@ -50,40 +56,45 @@ class _OvertakenError(Exception):
 
 
 def look(database: Database, settings: Settings) -> list[Todo]:
-    """Make every change of state that is quick, and say which batches need longer work that nobody does."""
+    """Make every change of state that is quick, and say which batches need longer work that nobody does.
+
+    Those first that could have been begun first, since their creation or since what kept them: so one that cannot go
+    on, of a tenant whose queue is full, comes after the others', and again after a while.
+    """
     statement = (
         select(
-            Batch.id, Batch.state, Batch.job_id, Batch.expired_at, Batch.in_progress_at, Job.state.label("job_state"),
+            Batch.id, Batch.state, Batch.job_id, Batch.expired_at, Batch.created_at, Job.state.label("job_state"),
+            db_now().label("now"),
             (Batch.expires_at <= db_now()).label("is_late"),
             or_(Batch.claimed_until.is_(None), Batch.claimed_until <= db_now()).label("is_free"), File.data_key,
         )
         .outerjoin(Job, Job.id == Batch.job_id)
         .outerjoin(File, File.id == Batch.input_file_id)
-        .where(Batch.state.in_(OPEN_BATCHES))
-        .order_by(Batch.id)
+        .where(IS_OPEN)
+        .order_by(func.coalesce(Batch.claimed_until, Batch.created_at), Batch.id)
     )  # fmt: skip
     with database.read() as connection:
         rows = connection.execute(statement).all()
     todos = []
     for row in rows:
-        todo = _advance(database, row)
+        do = _advance(database, row)
         # Where FORQ_HOME is not shared, a file is read on the machine that has it.
         is_elsewhere = row.data_key is not None and not (settings.data_dir / row.data_key).is_file()
-        if todo is not None and row.is_free and not (todo.do is validate and is_elsewhere):
-            todos.append(todo)
+        if do is not None and row.is_free and not (do is validate and is_elsewhere):
+            todos.append(Todo(row.id, do, (row.now - row.created_at).total_seconds()))
     if any(row.job_state == JobState.CANCELLING for row in rows):
         # Where no worker lives, nobody else takes back what a killed one held.
         leases.sweep(database)
     return todos
 
 
-def _advance(database: Database, row: Row[*tuple[Any, ...]]) -> Todo | None:
+def _advance(database: Database, row: Row[*tuple[Any, ...]]) -> Work | None:
     move = partial(_move, database, row.id, row.state)
     if row.state == BatchState.VALIDATING:
         if row.is_late:
             move(BatchState.EXPIRED, expired_at=db_now())
             return None
-        return Todo(row.id, validate)
+        return validate
     if row.job_id is None:
         if row.state == BatchState.CANCELLING:
             move(BatchState.CANCELLED, cancelled_at=db_now())
@@ -94,13 +105,13 @@ def _advance(database: Database, row: Row[*tuple[Any, ...]]) -> Todo | None:
     if row.state == BatchState.IN_PROGRESS:
         if row.job_state in ENDED:
             move(BatchState.FINALIZING, finalizing_at=db_now())
-            return Todo(row.id, write_out)
+            return write_out
         # The moment is noted before the job is stopped: killed in between, the next look knows what to do.
         if row.is_late and move(BatchState.FINALIZING, finalizing_at=db_now(), expired_at=db_now()):
             cancel_job(database, row.job_id)
         return None
     if row.job_state in ENDED:
-        return Todo(row.id, write_out)
+        return write_out
     if row.state == BatchState.CANCELLING or row.expired_at is not None:
         if row.job_state != JobState.CANCELLING:
             cancel_job(database, row.job_id)
@@ -180,26 +191,39 @@ def _with_file(database: Database, batch_id: str) -> Row[*tuple[Any, ...]] | Non
         return connection.execute(statement).one_or_none()
 
 
-def _submit(database: Database, settings: Settings, batch: Row[*tuple[Any, ...]], report: Progress) -> Any:
+def _submit(database: Database, settings: Settings, batch: Row[*tuple[Any, ...]], report: Progress) -> Submitted:
     if batch.data_key is None:
         raise BadInput("the input file was deleted before it was read: upload it again")
     stored = settings.data_dir / batch.data_key
     if not stored.is_file():
         raise Unavailable(f"the content of {batch.input_file_id} is not on this machine")
+    # Before the file is read, which takes long: a batch may wait for days, and is looked at all the while.
+    depth.check(database, settings.limits, batch.tenant, batch.options.get("num_to_answer", 1))
 
     def also(connection: Connection, job_id: str) -> None:
         values = {"job_id": job_id, "model": reading.model, "in_progress_at": db_now()}
         if not _swap(connection, batch.id, BatchState.VALIDATING, BatchState.IN_PROGRESS, **values):
             raise _OvertakenError
 
-    with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX) as folder:
-        scratch = Path(folder)
-        reading = _read(settings, batch, stored, scratch, report)
-        options = job_options(batch, reading)
-        try:
-            return submit_reading(database, settings, options, reading, report, also)
-        except OSError:
-            raise Unavailable(f"batch {batch.id} cannot be stored: check space and rights") from None
+    try:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX) as folder:
+            reading = _read(settings, batch, stored, Path(folder), report)
+            return submit_reading(database, settings, job_options(batch, reading), reading, report, also)
+    except QueueFull:
+        _note_rows(database, batch, reading.num_to_answer)
+        raise
+    except OSError as error:  # the scratch folder or the store, not the input: that one raises BadInput
+        raise Unavailable(
+            f"batch {batch.id} cannot be read or stored ({first_line(error)}): check space and rights in "
+            f"{tempfile.gettempdir()} and {settings.home}"
+        ) from None
+
+
+def _note_rows(database: Database, batch: Row[*tuple[Any, ...]], num_to_answer: int) -> None:
+    """How much room a batch needs that was read in vain, so that it is not read again before there is as much."""
+    options = {**batch.options, "num_to_answer": num_to_answer}
+    with database.write() as connection:
+        connection.execute(update(Batch).where(Batch.id == batch.id).values(options=options))
 
 
 def _read(settings: Settings, batch: Row[*tuple[Any, ...]], stored: Path, scratch: Path, report: Progress) -> Reading:
@@ -225,10 +249,7 @@ def _read(settings: Settings, batch: Row[*tuple[Any, ...]], stored: Path, scratc
         shard_rows=settings.queue.shard_rows,
         rules=rules,
     )
-    try:
-        return read_confined(request, settings.limits, scratch, report)
-    except OSError:
-        raise Unavailable(f"batch {batch.id} cannot be read: check space and rights") from None
+    return read_confined(request, settings.limits, scratch, report)
 
 
 def _refuse(database: Database, batch_id: str, faults: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, literal, select, update
 from ulid import ULID
 
+from db import locks
 from db.clock import db_now
 from db.models import Batch, Job, Shard
 from db.session import Database
@@ -25,6 +26,7 @@ from jobs.openai_files import INPUT, check_expiry, find_within
 from jobs.reading import Reading
 from jobs.settings import Settings
 from jobs.submit import SubmitOptions, check_options
+from jobs.templates import MAX_TEMPLATE_CHARS
 
 PREFIX = "batch_"
 MAX_LIST = 100
@@ -44,6 +46,13 @@ _OPTIONS = (
     "decoding", "priority", "kv_share", "prompt_column", "messages_column", "template", "id_column", "sampling",
 )  # fmt: skip
 """What a batch's `options` may hold for its job, named as `SubmitOptions` does."""
+_TEXTS = ("prompt_column", "messages_column", "template", "id_column")
+_VIEWED = (
+    Batch.id, Batch.state, Batch.job_id, Batch.input_file_id, Batch.endpoint, Batch.completion_window, Batch.labels,
+    Batch.model, Batch.errors, Batch.output_file_id, Batch.error_file_id, Batch.totals, Batch.created_at,
+    *(getattr(Batch, name) for name in _STAMPS),
+)  # fmt: skip
+"""What `_view` shows: without the options, whose template may be a megabyte in each batch of a list."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +87,12 @@ def create(database: Database, settings: Settings, asked: NewBatch, tenant: str,
     _check(settings, asked)
     fingerprint = _fingerprint(asked, tenant)
     with database.write() as connection:
-        if connection.dialect.name == "postgresql":  # SQLite has one writer; here, two retries may come at once
-            number = int.from_bytes(bytes.fromhex(fingerprint[:16]), signed=True)
-            connection.execute(select(func.pg_advisory_xact_lock(literal(number))))
-        file = find_within(connection, asked.input_file_id, sees)
+        locks.hold(connection, "batch", fingerprint)  # two retries may come at once
+        file = find_within(connection, asked.input_file_id, sees, holding=True)
         if file.purpose != INPUT:
             raise BadInput(f"file {file.id} has the purpose {file.purpose!r}: a batch is made of one with {INPUT!r}")
         first = connection.execute(
-            select(Batch.__table__)
+            select(*_VIEWED)
             .where(
                 Batch.fingerprint == fingerprint,
                 Batch.tenant == tenant,
@@ -112,7 +119,7 @@ def create(database: Database, settings: Settings, asked: NewBatch, tenant: str,
                 created_at=db_now(),
                 expires_at=db_now(literal(float(window_s))),
             )
-            .returning(Batch.__table__)
+            .returning(*_VIEWED)
         ).one()
         return _views(connection, [row])[0]
 
@@ -131,7 +138,7 @@ def find(database: Database, batch_id: str, tenant: str | None) -> dict[str, Any
     Raises:
         NotFound: no such batch, or another tenant's.
     """
-    statement = select(Batch.__table__).where(Batch.id == storable(batch_id))
+    statement = select(*_VIEWED).where(Batch.id == storable(batch_id))
     if tenant is not None:
         statement = statement.where(Batch.tenant == tenant)
     with database.read() as connection:
@@ -145,7 +152,7 @@ def list_batches(
     database: Database, tenant: str | None, *, after: str | None = None, limit: int = 20
 ) -> tuple[list[dict[str, Any]], bool]:
     """A page of the newest first, and whether more follow; `after` is the last id of the page before."""
-    statement = select(Batch.__table__).order_by(Batch.id.desc()).limit(limit + 1)
+    statement = select(*_VIEWED).order_by(Batch.id.desc()).limit(limit + 1)
     if tenant is not None:
         statement = statement.where(Batch.tenant == storable(tenant))
     if after is not None:
@@ -156,7 +163,7 @@ def list_batches(
 
 
 def cancel(database: Database, batch_id: str, tenant: str | None) -> dict[str, Any]:
-    """Ask a batch to stop; rows answered by then keep their answers. Asking twice is fine.
+    """Ask a batch to stop; rows answered by then keep their answers. Asking again while it stops is fine.
 
     Raises:
         NotFound: no such batch, or another tenant's.
@@ -171,7 +178,7 @@ def cancel(database: Database, batch_id: str, tenant: str | None) -> dict[str, A
             raise no_batch(batch_id)
         if row.state not in (*_CANCELLABLE, BatchState.CANCELLING):
             raise Conflict(f"batch {batch_id} is {row.state}: only one whose rows have not all ended can be cancelled")
-        if row.state != BatchState.CANCELLING:
+        if row.state in _CANCELLABLE:
             # Without a job it has nothing to wait for.
             is_over = row.job_id is None
             values: dict[str, Any] = {"state": BatchState.CANCELLED if is_over else BatchState.CANCELLING}
@@ -215,6 +222,10 @@ def _check(settings: Settings, asked: NewBatch) -> None:
             raise BadInput(
                 f"metadata: keys have 1 to {MAX_LABEL_CHARS} characters, values at most {MAX_LABEL_VALUE_CHARS}"
             )
+    for name in _TEXTS:  # a template is looked at more closely where the file is read, which is confined
+        num_chars = len(asked.options.get(name, ""))
+        if num_chars > MAX_TEMPLATE_CHARS:
+            raise BadInput(f"{name} has {num_chars} characters, the limit is {MAX_TEMPLATE_CHARS}: shorten it")
     # The model may still be unknown here; then what depends on it is checked with the lines.
     model = asked.model if asked.model is not None else settings.default_model
     options = {"decoding": "ar"} if asked.model is None else {}

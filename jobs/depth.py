@@ -4,16 +4,21 @@ What counts are jobs that have not ended, and of them the rows that have not. `f
 let in once.
 """
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, literal_column, select
 
+from db import locks
 from db.models import Job, Shard
 from db.session import Database
-from db.states import ENDED, ShardState
+from db.states import JobState, ShardState
 from jobs.errors import BadInput, QueueFull
 from jobs.settings import Limits
 
-_LOCK = 0x666F7271
-"""Of PostgreSQL's advisory locks: ours, the tenant's hash beside it."""
+# Written out, not bound: a planner that does not know the values cannot use the partial indexes `ix_jobs_open` and
+# `ix_shards_open`, and SQLite's wants them in the order of the index.
+_JOB_IS_OPEN = Job.state.in_(
+    [literal_column(f"'{state}'") for state in (JobState.QUEUED, JobState.RUNNING, JobState.CANCELLING)]
+)
+_SHARD_IS_OPEN = Shard.state.in_([literal_column(f"'{state}'") for state in (ShardState.QUEUED, ShardState.LEASED)])
 
 
 def check(database: Database, limits: Limits, tenant: str, num_rows: int) -> None:
@@ -35,8 +40,7 @@ def claim(connection: Connection, limits: Limits, tenant: str, num_rows: int, jo
         BadInput, QueueFull: as `check`.
     """
     _check_alone(limits, num_rows)
-    if connection.dialect.name == "postgresql":  # SQLite has one writer
-        connection.execute(select(func.pg_advisory_xact_lock(_LOCK, func.hashtext(tenant))))
+    locks.hold(connection, "depth", tenant)
     _check_beside_others(connection, limits, tenant, num_rows, job_id)
 
 
@@ -49,7 +53,7 @@ def _check_alone(limits: Limits, num_rows: int) -> None:
 
 
 def _check_beside_others(connection: Connection, limits: Limits, tenant: str, num_rows: int, job_id: str = "") -> None:
-    is_queued = (Job.tenant == tenant) & Job.state.not_in(ENDED) & (Job.id != job_id)
+    is_queued = (Job.tenant == tenant) & _JOB_IS_OPEN & (Job.id != job_id)
     num_jobs = connection.execute(select(func.count()).select_from(Job).where(is_queued)).scalar_one()
     if num_jobs >= limits.max_queued_jobs:
         raise QueueFull(
@@ -57,9 +61,8 @@ def _check_beside_others(connection: Connection, limits: Limits, tenant: str, nu
             "submit it when some have ended, or raise the limit"
         )
     unended = Shard.end_row - Shard.start_row - Shard.num_completed - Shard.num_failed - Shard.num_cancelled
-    is_open = Shard.state.in_((ShardState.QUEUED, ShardState.LEASED))
-    statement = select(func.coalesce(func.sum(unended), 0)).join(Job, Job.id == Shard.job_id).where(is_queued, is_open)
-    num_waiting = int(connection.execute(statement).scalar_one())
+    statement = select(func.coalesce(func.sum(unended), 0)).join(Job, Job.id == Shard.job_id)
+    num_waiting = int(connection.execute(statement.where(is_queued, _SHARD_IS_OPEN)).scalar_one())
     if num_waiting + num_rows > limits.max_queued_rows:
         raise QueueFull(
             f"{num_waiting} rows of tenant {tenant} wait or run and the job has {num_rows} more, and "

@@ -5,7 +5,6 @@ now: the row is not seen any more, and `reclaim` removes row and content when no
 its way.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, insert, literal, 
 from ulid import ULID
 
 from db.clock import db_now
-from db.models import File, Job
+from db.models import Batch, File, Job
 from db.session import Database
+from db.states import BatchState
 from jobs import store
+from jobs.batch_claims import IS_OPEN
 from jobs.errors import BadInput, NotFound, Unavailable
 from jobs.messages import storable
 from jobs.settings import Settings
@@ -30,8 +31,12 @@ MAX_LIST = 10_000
 PREFIX = "file-"
 _LOST_S = 24 * 3600.0
 """An expired row whose content is not on this machine may be another's to reclaim; after this long nobody's."""
+_PER_PAGE = 500
+"""Expired rows that are looked at in one go."""
 _PARQUET_MAGIC = b"PAR1"
 
+# Of the few open batches, by their index.
+_IS_AWAITED = File.id.in_(select(Batch.input_file_id).where(IS_OPEN, Batch.state == BatchState.VALIDATING))
 IS_LIVE = or_(File.expires_at.is_(None), File.expires_at > db_now())
 
 
@@ -118,8 +123,12 @@ def find(database: Database, file_id: str, tenant: str | None) -> Row[*tuple[Any
         return find_within(connection, file_id, tenant)
 
 
-def find_within(connection: Connection, file_id: str, tenant: str | None) -> Row[*tuple[Any, ...]]:
-    row = connection.execute(select(File.__table__).where(_is_visible(file_id, tenant))).one_or_none()
+def find_within(
+    connection: Connection, file_id: str, tenant: str | None, *, holding: bool = False
+) -> Row[*tuple[Any, ...]]:
+    """`holding`: nobody reclaims it before the transaction ends."""
+    statement = select(File.__table__).where(_is_visible(file_id, tenant))
+    row = connection.execute(statement.with_for_update(read=True) if holding else statement).one_or_none()
     if row is None:
         raise no_file(file_id)
     return row
@@ -181,6 +190,7 @@ def view(row: Row[*tuple[Any, ...]]) -> dict[str, Any]:
         "filename": row.filename,
         "purpose": row.purpose,
         "status": "processed",
+        "status_details": None,
         "expires_at": None if row.expires_at is None else int(row.expires_at.timestamp()),
     }
 
@@ -192,14 +202,15 @@ def no_file(file_id: str) -> NotFound:
 
 def reclaim(database: Database, settings: Settings, *, dry_run: bool = False) -> Iterator[leftovers.Left]:
     """Remove expired files and yield the content that nothing else named. What was written within `leftovers.OLD_S`
-    waits: an upload of the same content may be between store and row."""
+    waits: an upload of the same content may be between store and row. So does the input of a batch that is still to be
+    read, however long its tenant's queue is full."""
     last = ""
     while True:
         statement = (
             select(File.id, File.data_key, (File.expires_at < db_now(literal(-_LOST_S))).label("is_long_ago"))
-            .where(File.expires_at <= db_now(), File.id > last)
+            .where(File.expires_at <= db_now(), File.id > last, ~_IS_AWAITED)
             .order_by(File.id)
-            .limit(500)
+            .limit(_PER_PAGE)
         )
         with database.read() as connection:
             rows = connection.execute(statement).all()
@@ -213,20 +224,31 @@ def reclaim(database: Database, settings: Settings, *, dry_run: bool = False) ->
                 if left is not None:
                     yield left
                 continue
-            with database.write() as connection:
-                connection.execute(delete(File).where(File.id == row.id))
-                is_named = names(connection, row.data_key)
-            if left is not None and not is_named and leftovers.remove_unnamed(left):
+            is_unneeded = _forget(database, row.id) and not _is_named(database, row.data_key)
+            if left is not None and is_unneeded and leftovers.remove_unnamed(left):
                 yield left
         last = rows[-1].id
 
 
-def names(connection: Connection, data_key: str) -> bool:
-    """Whether a file or a job names this content."""
-    return any(
-        connection.execute(select(table.id).where(table.data_key == data_key).limit(1)).first() is not None
-        for table in (File, Job)
-    )
+def _forget(database: Database, file_id: str) -> bool:
+    """Delete an expired file's row; False where somebody else did, or a batch was made of it meanwhile."""
+    with database.write() as connection:
+        # Whoever makes a batch of it holds it until that can be seen (`find_within`).
+        connection.execute(select(File.id).where(File.id == file_id).with_for_update())
+        return connection.execute(delete(File).where(File.id == file_id, ~_IS_AWAITED)).rowcount == 1
+
+
+def _is_named(database: Database, data_key: str) -> bool:
+    """Whether a file or a job names this content.
+
+    Asked when the row's deletion is committed: of two processes that delete the last two rows at once, each within its
+    transaction would still see the other's, and both would leave the content.
+    """
+    with database.read() as connection:
+        return any(
+            connection.execute(select(table.id).where(table.data_key == data_key).limit(1)).first() is not None
+            for table in (File, Job)
+        )
 
 
 def _is_visible(file_id: str, tenant: str | None) -> ColumnElement[bool]:
@@ -244,11 +266,3 @@ def _suffix(source: Path) -> str:
             if file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC:
                 return ".parquet"
     return ".jsonl"
-
-
-def parse_id(text: str, prefix: str) -> str:
-    """Raises BadInput: no id of ours."""
-    if not re.fullmatch(re.escape(prefix) + "[0-9A-HJKMNP-TV-Z]{26}", text):
-        shown = text if len(text) <= 40 else text[:37] + "..."
-        raise BadInput(f"{shown!r} is no id: those begin with {prefix}")
-    return text

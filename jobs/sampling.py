@@ -8,7 +8,13 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from jobs.errors import BadInput
+from jobs.faults import should_be, shown_name, shown_value
 
+NOT_SERVED = frozenset(
+    ("tools", "tool_choice", "functions", "function_call", "logit_bias", "reasoning_effort", "modalities", "audio",
+     "prediction", "web_search_options")
+)  # fmt: skip
+"""What OpenAI's bodies may hold and this service does not do."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_SEED = 1 << 63
@@ -207,13 +213,13 @@ def sampling_fields() -> frozenset[str]:
 
 
 def _fault(fault: Any) -> str:
-    name = ".".join(str(part) for part in fault["loc"]) or "sampling"
+    name = shown_name(fault["loc"]) or "sampling"
     if fault["type"] == "extra_forbidden":
+        if name in NOT_SERVED:
+            return f"{name} is not served here: leave it out"
         known = Structured.model_fields if fault["loc"][0] == "structured" else sampling_fields()
         return f"{name} is not a sampling value: use {', '.join(sorted(known))}"
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    value = repr(fault["input"])
-    shown = value if len(value) <= 40 else value[:37] + "..."
+    message = should_be(fault)
     if name == "sampling" or message.startswith(("must ", "stop ", "a stop", "structured")):
         return message if name == "sampling" or message.startswith("structured") else f"{name}: {message}"
-    return f"{name} is {shown}: it should be {message}"
+    return f"{name} is {shown_value(fault['input'])}: it should be {message}"

@@ -214,6 +214,8 @@ def _batch_line(line: bytes, number: int, name: str) -> dict[str, str]:
             text.encode()
     except UnicodeEncodeError:
         raise BadInput(f"{where} holds half of a surrogate pair outside its body: write valid Unicode") from None
+    if "\0" in row["custom_id"]:  # no database keeps it: two ids could come back as one
+        raise BadInput(f"{where}: custom_id holds a NUL character: leave it out")
     return row
 
 
@@ -227,6 +229,7 @@ def _dump_body(body: dict[str, Any], where: str) -> str:
 def first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     line = text[0] if text else type(error).__name__
+    line = line.partition("; use sys.set_int_max_str_digits")[0]  # a remedy for those who write Python
     # Libraries quote the file's bytes: on a terminal, a control character is a command.
     line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
     return line if len(line) <= 160 else line[:157] + "..."

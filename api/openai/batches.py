@@ -11,9 +11,8 @@ from api.access import CallerDep
 from api.dependencies import BatchSweeperDep, DatabaseDep, SettingsDep
 from api.forms import read_form
 from api.openai.errors import OpenAiRoute, responses
-from api.openai.files import page
-from api.openai.schemas import BatchesQuery, BatchList, BatchObject, CreateBatch, create_body
-from jobs import batches, openai_files
+from api.openai.schemas import BatchesQuery, BatchList, BatchObject, CreateBatch, create_body, page
+from jobs import batches
 from jobs.errors import BadInput
 
 MAX_BODY_BYTES = 8 << 20
@@ -45,7 +44,6 @@ async def create_batch(
     answer to. To run the same file twice, give it other `metadata`.
     """
     asked = read_form(CreateBatch, await _read_json(request)).asked()
-    openai_files.parse_id(asked.input_file_id, openai_files.PREFIX)
     created = await run_in_threadpool(batches.create, database, settings, asked, caller.tenant, caller.only_tenant)
     sweeper.wake()
     log.info("batch_created", batch=created["id"], tenant=caller.tenant, key=caller.key_id)
@@ -54,8 +52,7 @@ async def create_batch(
 
 @router.get("", operation_id="list_batches", summary="List batches, newest first", response_model=BatchList)
 def list_batches(database: DatabaseDep, caller: CallerDep, query: Annotated[BatchesQuery, Query()]) -> Any:
-    after = None if query.after is None else openai_files.parse_id(query.after, batches.PREFIX)
-    return page(*batches.list_batches(database, caller.only_tenant, after=after, limit=query.limit))
+    return page(*batches.list_batches(database, caller.only_tenant, after=query.after, limit=query.limit))
 
 
 @router.get(

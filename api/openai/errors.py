@@ -23,7 +23,7 @@ _MEANINGS = {
     401: "No API key, or one that opens nothing.",
     403: "The key lacks the scope.",
     404: "No such file or batch of this tenant.",
-    413: "The upload is larger than `limits.max_upload_bytes`.",
+    413: "The upload is larger than `limits.max_upload_bytes`, or another body than its limit.",
     415: "The body is not `multipart/form-data`.",
     429: "Too many requests of this key, or bad keys from this address, or too much of this tenant in the queue.",
     500: "A fault of the service; its log has the place.",

@@ -11,14 +11,12 @@ from api.access import CallerDep
 from api.dependencies import DatabaseDep, LongWorkDep, SettingsDep
 from api.forms import read_form
 from api.openai.errors import OpenAiRoute, responses
-from api.openai.schemas import DeletedFile, FileList, FileObject, FilesQuery, UploadForm, upload_body
+from api.openai.schemas import DeletedFile, FileList, FileObject, FilesQuery, UploadForm, page, upload_body
 from api.results import OpenFileResponse
 from api.scratch import scratch_dir
 from api.upload import receive_upload
 from jobs import openai_files
 from jobs.errors import BadInput
-
-MAX_FILENAME_BYTES = 200
 
 log = structlog.get_logger()
 router = APIRouter(
@@ -66,16 +64,15 @@ async def create_file(
 
 @router.get("", operation_id="list_files", summary="List files", response_model=FileList)
 def list_files(database: DatabaseDep, caller: CallerDep, query: Annotated[FilesQuery, Query()]) -> Any:
-    after = None if query.after is None else openai_files.parse_id(query.after, openai_files.PREFIX)
-    data, has_more = openai_files.list_files(
+    found = openai_files.list_files(
         database,
         caller.only_tenant,
-        after=after,
+        after=query.after,
         limit=query.limit,
         is_newest_first=query.order == "desc",
         purpose=query.purpose,
     )
-    return page(data, has_more)
+    return page(*found)
 
 
 @router.get(
@@ -121,9 +118,3 @@ async def get_file_content(settings: SettingsDep, database: DatabaseDep, caller:
     path = openai_files.content_path(settings, row)
     file = await run_in_threadpool(path.open, "rb")
     return OpenFileResponse(file, "application/octet-stream", row.filename)
-
-
-def page(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    """A list as OpenAI's clients page through it."""
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}

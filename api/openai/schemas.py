@@ -1,18 +1,53 @@
 """What is sent and received, key by key as OpenAI's; docs/openai-batches.md says what is ours."""
 
-from typing import Any, Literal
+import re
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from api.forms import SAMPLING_FIELDS, StorableTexts
 from db.states import BatchState
-from jobs.batches import MAX_LIST, NewBatch
+from jobs import batches, openai_files
+from jobs.batches import NewBatch
 from jobs.openai_files import MAX_EXPIRY_S, MIN_EXPIRY_S
-from jobs.openai_files import MAX_LIST as MAX_LIST_FILES
 
 FILE_ID = "file-01JZ8Y3M5N7Q9R1S2T4V6W8X0Z"
 BATCH_ID = "batch_01JZ8Y3M5N7Q9R1S2T4V6W8X0Z"
-_SAMPLING = ("max_tokens", "temperature", "top_p", "seed", "n")
 _FOR_THE_JOB = ("decoding", "priority", "kv_share", "prompt_column", "messages_column", "template", "id_column")
+_ULID = "[0-9A-HJKMNP-TV-Z]{26}"
+
+
+def _check_id(prefix: str, text: str) -> str:
+    if not re.fullmatch(re.escape(prefix) + _ULID, text):
+        shown = text if len(text) <= 40 else text[:37] + "..."
+        raise ValueError(f"{shown!r} is no id: those begin with {prefix}")
+    return text
+
+
+def _id_field(prefix: str, example: str) -> Any:
+    return Field(examples=[example], json_schema_extra={"pattern": f"^{prefix}{_ULID}$"})
+
+
+FileId = Annotated[
+    str, AfterValidator(partial(_check_id, openai_files.PREFIX)), _id_field(openai_files.PREFIX, FILE_ID)
+]
+BatchId = Annotated[str, AfterValidator(partial(_check_id, batches.PREFIX)), _id_field(batches.PREFIX, BATCH_ID)]
+"""As a client sends them; both may be of a file or batch that is not there."""
+
+
+class Page(BaseModel):
+    """A list as OpenAI's clients page through it: they ask on with `after`, the last object's id."""
+
+    object: Literal["list"] = "list"
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def page(data: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"data": data, "first_id": first, "last_id": last, "has_more": has_more}
 
 
 class FileObject(BaseModel):
@@ -23,15 +58,12 @@ class FileObject(BaseModel):
     filename: str
     purpose: Literal["batch", "batch_output"]
     status: Literal["processed"]
+    status_details: str | None
     expires_at: int | None
 
 
-class FileList(BaseModel):
-    object: Literal["list"] = "list"
+class FileList(Page):
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedFile(BaseModel):
@@ -104,12 +136,8 @@ class BatchObject(BaseModel):
     forq: ForqBatch
 
 
-class BatchList(BaseModel):
-    object: Literal["list"] = "list"
+class BatchList(Page):
     data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class ExpiresAfter(BaseModel):
@@ -119,20 +147,7 @@ class ExpiresAfter(BaseModel):
     seconds: int
 
 
-class _Texts(BaseModel):
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_control_characters(cls, value: Any) -> Any:
-        for text in value.values() if isinstance(value, dict) else [value]:
-            # PostgreSQL refuses NUL in text; the others have no business in a column name or a template.
-            if isinstance(text, str) and any(char < " " and char not in "\t\r\n" for char in text):
-                raise ValueError("has control characters: remove them")
-            if isinstance(text, str) and any("\ud800" <= char <= "\udfff" for char in text):
-                raise ValueError("has half of a surrogate pair: write valid Unicode")
-        return value
-
-
-class UploadForm(_Texts):
+class UploadForm(StorableTexts):
     """The form fields beside the file."""
 
     model_config = ConfigDict(extra="forbid")
@@ -154,18 +169,22 @@ def upload_body() -> dict[str, Any]:
             "expires_after[anchor]": text,
             "expires_after[seconds]": {**number, "maximum": MAX_EXPIRY_S},
         },
+        "dependentRequired": {
+            "expires_after[anchor]": ["expires_after[seconds]"],
+            "expires_after[seconds]": ["expires_after[anchor]"],
+        },
         "required": ["file", "purpose"],
         "additionalProperties": False,
     }
     return {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
 
 
-class CreateBatch(_Texts):
+class CreateBatch(StorableTexts):
     """OpenAI's fields, then ours, which its clients send as `extra_body`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    input_file_id: str = Field(examples=[FILE_ID])
+    input_file_id: FileId
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
     completion_window: str = Field(description="Minutes, hours or days: 30m, 24h, 7d.", examples=["24h"])
     metadata: dict[str, str] | None = None
@@ -186,7 +205,7 @@ class CreateBatch(_Texts):
 
     def asked(self) -> NewBatch:
         options = self.model_dump(include=set(_FOR_THE_JOB), exclude_none=True)
-        sampling = self.model_dump(include=set(_SAMPLING), exclude_none=True)
+        sampling = self.model_dump(include=set(SAMPLING_FIELDS), exclude_none=True)
         if sampling:
             options["sampling"] = sampling
         expires = self.output_expires_after
@@ -209,17 +228,21 @@ def create_body() -> dict[str, Any]:
     return {"required": True, "content": {"application/json": {"schema": schema}}}
 
 
-class FilesQuery(_Texts):
+class FilesQuery(StorableTexts):
     model_config = ConfigDict(extra="forbid")
 
-    after: str | None = Field(None, description="The last page's `last_id`.", examples=[FILE_ID])
-    limit: int = Field(MAX_LIST_FILES, ge=1, le=MAX_LIST_FILES)
+    after: FileId | None = Field(None, description="The last page's `last_id`.")
+    limit: int = Field(openai_files.MAX_LIST, ge=1, le=openai_files.MAX_LIST)
     order: Literal["asc", "desc"] = "desc"
-    purpose: str | None = None
+    purpose: str | None = Field(
+        None,
+        description="`batch` or `batch_output`; there is none of any other.",
+        json_schema_extra={"pattern": r"^[^\x00-\x08\x0b\x0c\x0e-\x1f]*$"},
+    )
 
 
-class BatchesQuery(_Texts):
+class BatchesQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    after: str | None = Field(None, description="The last page's `last_id`.", examples=[BATCH_ID])
-    limit: int = Field(20, ge=1, le=MAX_LIST)
+    after: BatchId | None = Field(None, description="The last page's `last_id`.")
+    limit: int = Field(20, ge=1, le=batches.MAX_LIST)

@@ -1,12 +1,4 @@
-"""Damaged and hostile inputs through the real submit: only clean errors, in bounded time and memory.
-
-    python -m benchmarks.fuzz --inputs 20000 [--seed S] [--kinds parquet,jsonl,...] [--json]
-
-Each input is submitted to a service of its own in a temporary folder (SQLite; no engine is needed to be refused). It
-must be taken, and then each of its rows is a prompt or a one-line error, or be refused with one line. Anything else is
-kept under `--keep` with its seed. The last line is JSON: inputs, taken, refused, failures, slowest, peak memory
-of the submitting process (its readers are bounded by `limits.submit_memory_bytes`, here 1 GiB).
-"""
+"""Submits inputs one after the other, and judges how each of them ended; see `benchmarks.fuzz`."""
 
 import json
 import resource
@@ -141,7 +133,3 @@ def _keep(keep: Path | None, name: str, made: Input, trouble: str) -> None:
     (keep / f"{name}.json").write_text(json.dumps(said, indent=1))
     if made.job_toml is not None:
         (keep / f"{name}.job.toml").write_bytes(made.job_toml)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from jobs.console import print_table
 from jobs.dataset.options import ExportOptions
 from jobs.errors import BadInput
+from jobs.faults import should_be
 
 FLAGS = (
     click.option("--column", metavar="C", multiple=True,
@@ -70,6 +71,6 @@ def print_counts(counts: _DICT) -> None:
 
 def _fault(fault: Any) -> str:
     if not fault["loc"]:  # of several together
-        return str(fault["msg"]).removeprefix("Value error, ")
+        return should_be(fault)
     flag = "--" + str(fault["loc"][0]).replace("_", "-")
-    return f"{flag} is {fault['input']}: it should be {fault['msg'].removeprefix('Input should be ')}"
+    return f"{flag} is {fault['input']}: it should be {should_be(fault)}"

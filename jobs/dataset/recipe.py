@@ -4,7 +4,6 @@ A recipe is stored with its job in full: templates are in it, paths are absolute
 input's hash says which content it was. So what is stored runs again by itself.
 """
 
-import difflib
 import hashlib
 import tomllib
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from jobs.dataset.options import ExportOptions
 from jobs.dataset.toml_text import toml_text
 from jobs.errors import BadInput
+from jobs.faults import should_be, shown_name, shown_value, unknown_key
 from jobs.remote.urls import is_url
 from jobs.source import first_line
 from jobs.submit import SubmitOptions
@@ -150,7 +150,7 @@ def _is_other_branch(fault: Any) -> bool:
 
 def _fault(fault: Any) -> str:
     place = [part for part in fault["loc"] if part not in ("str", "TemplateFile")]
-    key = ".".join(str(part) for part in place)
+    key = shown_name(place)
     if fault["type"] == "missing":
         return f"{key} is missing"
     if fault["type"] == "extra_forbidden":
@@ -159,12 +159,8 @@ def _fault(fault: Any) -> str:
             model = ExportOptions
         elif len(place) > 1:
             model = TemplateFile
-        near = difflib.get_close_matches(str(place[-1]), model.model_fields, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return f"{key!r} is not a known key{hint}: use {', '.join(model.model_fields)}"
+        return unknown_key(key, list(model.model_fields))
     if fault["type"] == "value_error":  # of several keys together
-        return f"{key}: {str(fault['msg']).removeprefix('Value error, ')}"
-    value = repr(fault["input"])
-    value = value if len(value) <= 40 else value[:37] + "..."
-    message = fault["msg"].removeprefix("Input should be ").replace("or instance of TemplateFile", 'or {file = "…"}')
-    return f"{key} is {value}: it should be {message}"
+        return f"{key}: {should_be(fault)}"
+    message = should_be(fault).replace("or instance of TemplateFile", 'or {file = "…"}')
+    return f"{key} is {shown_value(fault['input'])}: it should be {message}"

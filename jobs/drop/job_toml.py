@@ -1,6 +1,5 @@
 """Reads `<name>.job.toml`, which lies beside a dropped file and says how to submit it."""
 
-import difflib
 import os
 import re
 import tomllib
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.drop.files import JOB_SUFFIX, opened
 from jobs.errors import BadInput
+from jobs.faults import should_be, shown_name, shown_value, unknown_key
 from jobs.settings import Settings
 from jobs.source import first_line
 from jobs.submit import SubmitOptions
@@ -112,11 +112,7 @@ def _read(path: Path) -> JobFile:
 
 
 def _fault(fault: Any) -> str:
-    key = ".".join(str(part) for part in fault["loc"])
+    key = shown_name(fault["loc"])
     if fault["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, JobFile.model_fields, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return f"{key!r} is not a known key{hint}: use {', '.join(JobFile.model_fields)}"
-    value = repr(fault["input"])
-    value = value if len(value) <= 40 else value[:37] + "..."
-    return f"{key} is {value}: it should be {fault['msg'].removeprefix('Input should be ')}"
+        return unknown_key(key, list(JobFile.model_fields))
+    return f"{key} is {shown_value(fault['input'])}: it should be {should_be(fault)}"

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from ulid import ULID
 
 from api.app import create_app
+from api.buckets import Buckets
 from db.clock import db_now
 from db.models import ApiKey, Job
 from db.session import Database
@@ -112,6 +113,25 @@ def test_every_route_but_the_probes_asks_for_a_key(client: TestClient, app: Fast
         assert response.headers["www-authenticate"] == "Bearer"
     for path in OPEN:
         assert client.get(path).status_code in (200, 503)  # a machine under load is not always ready
+
+
+def test_a_body_that_cannot_be_read_is_not_looked_at_before_the_key(client: TestClient, app: FastAPI) -> None:
+    for method, path in guarded(app):
+        for kind in ("application/json", "multipart/form-data", "application/x-www-form-urlencoded"):
+            for content in (b"{", b"\xff"):
+                response = client.request(method, path, content=content, headers={"Content-Type": kind})
+                assert_problem(response, 401, "API key")
+
+
+def test_a_request_counts_once_however_its_body_is_read(
+    client: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    monkeypatch.setattr(Buckets, "take", lambda _, name, *rate: taken.append(name))
+    headers = make(database, *BOTH)
+    for path in ("/v1/webhooks", f"/v1/jobs/{UNKNOWN_JOB}/export", "/v1/batches"):
+        assert client.post(path, json={}, headers=headers).status_code in (400, 404, 422)
+    assert len(taken) == 3
 
 
 def test_every_route_refuses_every_kind_of_bad_key(client: TestClient, app: FastAPI, database: Database) -> None:

@@ -134,12 +134,6 @@ class Service:
             case.path_parameters["batch_id"] = self.batch
         if not is_positive:
             return
-        for name, real in (("after", self.file if "files" in label else self.batch), ("purpose", "batch")):
-            if name in (case.query or {}):
-                case.query[name] = real
-        if label == "POST /v1/files":
-            case.body = {"file": Binary(parquet_bytes()), "purpose": "batch"}
-            case._record_starting_state()
         if label == "POST /v1/batches":
             case.body = self._batch_body()
 
@@ -234,9 +228,7 @@ def test_where_keys_are_required_nothing_but_the_probes_is_answered_without_one(
     case: Any, keyed_service: Service
 ) -> None:
     response = case.call_and_validate(base_url=keyed_service.url)
-    # A body that cannot be read at all is refused before anybody is asked who he is.
-    is_unreadable = any(words in response.text for words in ("JSON decode error", "error parsing the body"))
-    if case.operation.path not in OPEN and response.status_code != 405 and not is_unreadable:
+    if case.operation.path not in OPEN and response.status_code != 405:
         assert response.status_code == 401, response.text
         assert response.headers["www-authenticate"][0].startswith("Bearer")
 

@@ -29,6 +29,9 @@ SECRET = "a prompt that nobody else may read"
 
 def test_models_are_listed_without_where_they_come_from(client: TestClient) -> None:
     response = client.get("/v1/models")
+    for model in response.json()["data"]:
+        assert client.get(f"/v1/models/{model['id']}").json() == model
+    assert_problem(client.get("/v1/models/gpt-9"), 404, "no model 'gpt-9': there are")
     body = response.json()
     assert body["object"] == "list"
     models = {model["id"]: model for model in body["data"]}

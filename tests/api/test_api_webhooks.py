@@ -140,3 +140,10 @@ def test_the_models_have_every_key_of_what_is_described(client: TestClient, data
     registry.queue_ping(database, webhook_id)
     assert registry.get(database, webhook_id).keys() == Webhook.model_fields.keys()
     assert list_deliveries(database)[0].keys() == Delivery.model_fields.keys()
+
+
+def test_a_body_has_a_limit_whether_it_says_its_length_or_not(client: TestClient) -> None:
+    body = b'{"url": "' + b"x" * (1 << 20) + b'"}'
+    for content in (body, iter([body[:1000], body[1000:]])):
+        response = client.post("/v1/webhooks", content=content, headers={"Content-Type": "application/json"})
+        assert_problem(response, 413, "the body is over 1048576 bytes: shorten it")

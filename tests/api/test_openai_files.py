@@ -1,13 +1,12 @@
 """The routes of files: uploads good and bad, lists, expiry, deletion, whose they are, and what stays in the store."""
 
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from api_support import assert_openai_error, parquet_bytes
-from openai_support import many
+from openai_support import age, many
 from sqlalchemy import select, update
 from starlette.testclient import TestClient
 
@@ -38,12 +37,6 @@ def upload(client: TestClient, *args: Any, **options: Any) -> str:
     return str(response.json()["id"])
 
 
-def age(settings: Settings) -> None:
-    """As if the store's files had been written two hours ago."""
-    for path in settings.data_dir.iterdir():
-        os.utime(path, (time.time() - 7200,) * 2)
-
-
 def stored(settings: Settings) -> list[str]:
     return sorted(path.name for path in settings.data_dir.iterdir())
 
@@ -52,7 +45,7 @@ def test_a_file_comes_back_as_it_was(client: TestClient, settings: Settings) -> 
     content = many(3)
     created = post(client, content, "prömpts 1.jsonl").json()
     assert created.keys() == {
-        "id", "object", "bytes", "created_at", "filename", "purpose", "status", "expires_at",
+        "id", "object", "bytes", "created_at", "filename", "purpose", "status", "status_details", "expires_at",
     }  # fmt: skip
     assert (created["bytes"], created["filename"], created["expires_at"]) == (len(content), "prömpts 1.jsonl", None)
     assert abs(created["created_at"] - time.time()) < 600

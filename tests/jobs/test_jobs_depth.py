@@ -1,14 +1,15 @@
 """A tenant may have so many jobs and rows in the queue; what is over is refused until some have ended."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from batches import drain, num_rows_in_tables, submit_rows, submit_table
-from sqlalchemy import select
+from sqlalchemy import event, insert, select
 
 from db.models import Job
 from db.session import Database
-from jobs import ending
+from jobs import depth, ending
 from jobs.errors import BadInput, QueueFull
 from jobs.settings import Settings
 
@@ -81,3 +82,26 @@ def test_a_full_queue_does_not_hide_that_a_file_is_a_job_already(database: Datab
         submit_table(database, settings, {"prompt": ["b"]}, dedupe=True)
     with database.read() as connection:
         assert connection.execute(select(Job.id)).scalars().all() == [first.job_id]
+
+
+def test_what_a_tenant_had_in_the_past_is_not_read_for_what_it_has_now(database: Database, settings: Settings) -> None:
+    submit_rows(database, settings, 8)
+    with database.write() as connection:
+        job = connection.execute(select(Job.__table__)).one()._asdict()
+        ended = ({**job, "id": f"{number:026}", "state": "completed"} for number in range(2000))
+        connection.execute(insert(Job.__table__), list(ended))
+        connection.exec_driver_sql("ANALYZE")
+    seen: list[tuple[str, Any]] = []
+    event.listen(database.engine, "before_cursor_execute", lambda *args: seen.append((args[2], args[3])))
+    depth.check(database, settings.limits, "default", 1)
+    with database.write() as connection:
+        depth.claim(connection, settings.limits, "default", 1, "another")
+    queries = [(text, values) for text, values in seen if "FROM jobs" in text or "FROM shards" in text]
+    assert len(queries) == 4
+    explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
+    for query, values in queries:
+        with database.read() as connection:
+            plan = str(connection.exec_driver_sql(f"{explain} {query}", values).all())
+        assert "ix_jobs_open" in plan, plan
+        if database.is_sqlite:  # PostgreSQL rightly scans a table of two shards
+            assert "shards" not in query or "ix_shards_open" in plan, plan

@@ -5,8 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.fuzz import main
 from benchmarks.fuzzing.inputs import KINDS
+from benchmarks.fuzzing.run import main
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -184,7 +184,9 @@ def test_ids_are_kept_as_text(database: Database, settings: Settings, name: str)
         ({"name": "a\x00b"}, "control characters"),
         ({"name": "\ud800"}, "control characters"),
         ({"prompt_column": "prompt", "template": "{{ prompt }}"}, "give one of"),
-        ({"sampling": {"logit_bias": {}}}, "logit_bias is not a sampling value"),
+        ({"sampling": {"x" * 2000: 1}}, "x" * 57 + "... is not a sampling value: use"),
+        ({"sampling": {"a\nb": 1}}, r"a\nb is not a sampling value"),
+        ({"sampling": {"logit_bias": {}}}, "logit_bias is not served here: leave it out"),
         ({"sampling": {"stop": ["\ud800"]}}, "stop"),
     ],
 )

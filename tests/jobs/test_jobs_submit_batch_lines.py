@@ -103,6 +103,7 @@ GOOD_LINE = json.dumps(line())
         ('{"custom_id": 7, "url": "", "body": {}}', "'custom_id' is missing or not a string"),
         ('{"custom_id": "a", "url": "", "body": []}', "'body' is missing or not a JSON object"),
         ('{"custom_id": "\\ud800", "url": "", "body": {}}', "half of a surrogate pair"),
+        ('{"custom_id": "a\\u0000", "url": "", "body": {}}', "custom_id holds a NUL character: leave it out"),
         ('{"custom_id": "a", "url": "", "body": {"max_tokens": 1' + "0" * 5000 + "}}", "line 1 is not JSON"),
         (b"\xff\xfe{}", "line 1 is not JSON"),
         (b"PAR1\x00\x01", "line 1 is not JSON"),

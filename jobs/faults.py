@@ -1,0 +1,35 @@
+"""What pydantic found wrong with a user's values, as parts of one line: names and values short, and printable."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+MAX_NAME_CHARS, MAX_VALUE_CHARS = 60, 40
+
+
+def shown_name(parts: Iterable[object]) -> str:
+    """Where a value stands, as `a.b`; whoever wrote it may have written anything."""
+    name = ".".join(map(str, parts))
+    if len(name) > MAX_NAME_CHARS:
+        name = name[: MAX_NAME_CHARS - 3] + "..."
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
+def shown_value(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 3] + "..."
+
+
+def unknown_key(name: str, known: Sequence[str]) -> str:
+    """`name` is shown; its last part is compared with the keys there are."""
+    near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"'{name}' is not a known key{hint}: use {', '.join(known)}"
+
+
+def should_be(fault: Any) -> str:
+    """What is asked for, in pydantic's words; a bound as the whole number that it is, which pydantic rounds."""
+    bound = {"less_than": "lt", "less_than_equal": "le"}.get(fault["type"])
+    if bound is not None and isinstance(fault["ctx"][bound], int):
+        return f"less than {'' if bound == 'lt' else 'or equal to '}{fault['ctx'][bound]}"
+    return str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
