@@ -17,7 +17,9 @@ async def list_models(settings: SettingsDep) -> ModelList:
     return ModelList(data=[_described(settings, alias) for alias in sorted(settings.models)])
 
 
-@router.get("/{model}", operation_id="get_model", summary="One of them", response_model=Model, responses=responses(404, 422))
+@router.get(
+    "/{model}", operation_id="get_model", summary="One of them", response_model=Model, responses=responses(404, 422)
+)
 async def get_model(settings: SettingsDep, model: str) -> Model:
     """As `models.retrieve` of OpenAI's clients asks for it."""
     if model not in settings.models:
