@@ -5,7 +5,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory --warn-undefined-variables
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 PYTEST_ARGS ?=
-# Test processes. Each file stays in one, whose engine its tests share; two engines at once need about 8 GB.
+# Test processes. Each file stays in one, whose engine its tests share; two engines at once need about 8 GB. In the
+# files' own order: by default those with the most tests come first, and the long ones of few tests would be left over.
 PYTEST_PROCESSES ?= 2
 # Set-up leaves byte-compiling to the first import, which must be allowed to keep its work (see scripts/setup.sh).
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,7 +24,7 @@ demo: setup ## run the whole service on this machine on a small Parquet file
 	@$(PY) -m examples.demo
 
 test: lint ## linters and the whole test suite, as in CI (PYTEST_ARGS="-k name" for a part)
-	$(PY) -m pytest -n $(PYTEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(PYTEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: setup ## style, types, import arrows, and whether the generated docs are up to date
 	$(PY) -m ruff check

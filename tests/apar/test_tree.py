@@ -214,7 +214,7 @@ def scripts(depth: int = 3) -> st.SearchStrategy[Script]:
 
 
 @pytest.mark.parametrize("prune_first", [True, False])
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(
     script=scripts(),
     max_tokens=st.one_of(st.integers(1, 12), st.just(1000)),

@@ -11,11 +11,11 @@ from benchmarks.fuzzing.run import main
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_inputs_end_in_clean_errors(kind: str) -> None:
-    result = CliRunner().invoke(main, ["--inputs", "40", "--seed", "7", "--kinds", kind])
+    result = CliRunner().invoke(main, ["--inputs", "25", "--seed", "7", "--kinds", kind])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["failures"] == found["hangs"] == 0
-    assert found.get("taken", 0) + found.get("refused", 0) == 40
+    assert found.get("taken", 0) + found.get("refused", 0) == 25
 
 
 def test_an_input_is_made_anew_from_its_seed() -> None:

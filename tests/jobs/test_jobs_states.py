@@ -39,7 +39,7 @@ from jobs import ending, leases, results
 from jobs.errors import Conflict, LeaseLost
 
 OWNERS = ["A" * 26, "B" * 26, "C" * 26]
-NUM_EXAMPLES = {"sqlite": 40, "postgresql": 10}
+NUM_EXAMPLES = {"sqlite": 25, "postgresql": 10}
 
 
 class Job(RuleBasedStateMachine):
