@@ -45,6 +45,9 @@ class GcsServer:
         query = {"uploadType": "media", "name": key}
         kind = {"Content-Type": "application/octet-stream"}
         self._client.post(where, params=query, content=body, headers=kind).raise_for_status()
+        return self.url_of(key)
+
+    def url_of(self, key: str) -> str:
         return f"gs://{BUCKET}/{key}"
 
     def get(self, key: str) -> bytes | None:

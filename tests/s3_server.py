@@ -57,11 +57,17 @@ class S3Server:
     def put(self, key: str, body: bytes) -> str:
         """Returns the URL."""
         self.client.put_object(Bucket=BUCKET, Key=key, Body=body)
-        return f"s3://{BUCKET}/{key}"
+        return self.url_of(key)
 
     def get(self, key: str) -> bytes:
         body: bytes = self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
         return body
+
+    def url_of(self, key: str) -> str:
+        return f"s3://{BUCKET}/{key}"
+
+    def delete(self, key: str) -> None:
+        self.client.delete_object(Bucket=BUCKET, Key=key)
 
     def list_keys(self) -> list[str]:
         found = self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])

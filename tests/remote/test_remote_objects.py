@@ -12,35 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 from s3_server import BUCKET, KEY_ID, SECRET, S3Server, storage_at
-from transfers import MIB, Stopped, left_behind, read, silent, transfers, write
+from transfers import MIB, read, silent, transfers, write
 
 from jobs.errors import BadInput, ForqError, Unavailable
 from jobs.remote.files import input_file, output_file
 from jobs.remote.urls import parse_url
-from jobs.settings import Limits, Settings
+from jobs.settings import Settings
 
 
 def url_of(key: str) -> str:
     return f"s3://{BUCKET}/{key}"
-
-
-def test_an_object_is_read_and_one_is_written_with_progress(settings: Settings, s3: S3Server) -> None:
-    content = os.urandom(20 * MIB)
-    seen: list[tuple[str, int, int]] = []
-    assert read(settings, s3.put("in/a.parquet", content), lambda *news: seen.append(news)) == content
-    assert seen[-1] == ("downloading", len(content), len(content))
-    write(settings, url_of("out/b.parquet"), content, lambda *news: seen.append(news))
-    assert seen[-1] == ("uploading", len(content), len(content))
-    assert s3.get("out/b.parquet") == content
-    assert left_behind(settings) == []
-
-
-def test_an_empty_object_and_names_with_odd_characters(settings: Settings, s3: S3Server) -> None:
-    assert read(settings, s3.put("in/empty.parquet", b"")) == b""
-    write(settings, url_of("out/ä b/+=&,.jsonl"), b"x")
-    assert s3.get("out/ä b/+=&,.jsonl") == b"x"
-    write(settings, url_of("out/nothing.jsonl"), b"")
-    assert s3.get("out/nothing.jsonl") == b""
 
 
 def test_all_files_of_an_output_are_sent(settings: Settings, s3: S3Server) -> None:
@@ -48,82 +29,6 @@ def test_all_files_of_an_output_are_sent(settings: Settings, s3: S3Server) -> No
         path.write_bytes(b"1")
         path.with_name("a-test.parquet").write_bytes(b"2")
     assert (s3.get("out/sets/a.parquet"), s3.get("out/sets/a-test.parquet")) == (b"1", b"2")
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        (url_of("in/none.parquet"), "no such object: correct the URL"),
-        ("s3://no-such-bucket/none.parquet", "there is no bucket 'no-such-bucket'"),
-        (url_of("in/folder.parquet"), "is a folder: name a file in it"),
-        (url_of("in/a.csv"), "forq reads .parquet"),
-        (url_of("elsewhere/a.parquet"), "under none of the roots"),
-        (url_of("in-evil/a.parquet"), "under none of the roots"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_in_one_line(settings: Settings, s3: S3Server, url: str, says: str) -> None:
-    s3.put("in/folder.parquet/part", b"x")
-    s3.put("elsewhere/a.parquet", b"x")
-    s3.put("in-evil/a.parquet", b"x")
-    with pytest.raises(BadInput) as refusal:
-        read(settings, url)
-    assert says in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-
-
-def test_an_object_over_the_limit_is_refused_before_it_is_fetched(settings: Settings, s3: S3Server) -> None:
-    url = s3.put("in/large.parquet", bytes(1001))
-    small = settings.model_copy(update={"limits": Limits(max_upload_bytes=1000)})
-    seen: list[int] = []
-    with pytest.raises(BadInput, match=r"has 1001 bytes, the limit is 1000: split it, or raise limits\.max_upload_byt"):
-        read(small, url, lambda phase, done, total: seen.append(done))
-    assert seen == []
-
-
-def test_what_cannot_be_written_is_refused_in_one_line(settings: Settings) -> None:
-    with pytest.raises(BadInput, match="there is no bucket 'no-such-bucket'"):
-        write(settings, "s3://no-such-bucket/a.parquet", b"x")
-    with pytest.raises(BadInput, match="read only"):
-        write(settings, url_of("in/a.parquet"), b"x")
-
-
-@pytest.mark.parametrize("end", ["is written again", "shrinks", "goes away"])
-def test_an_object_that_changes_while_it_is_read_is_refused(settings: Settings, s3: S3Server, end: str) -> None:
-    url = s3.put("in/moving.parquet", bytes(64 * MIB))
-    is_first = True
-
-    def change(phase: str, done: int, total: int) -> None:
-        nonlocal is_first
-        if not is_first:
-            return
-        is_first = False
-        (transfer,) = transfers()
-        transfer.suspend()
-        if end == "is written again":
-            s3.put("in/moving.parquet", b"1" * (64 * MIB))
-        elif end == "shrinks":
-            s3.put("in/moving.parquet", b"short")
-        else:
-            s3.client.delete_object(Bucket=BUCKET, Key="in/moving.parquet")
-        transfer.resume()
-
-    with pytest.raises(BadInput, match="was written to while it was read: submit it when it is complete"):
-        read(settings, url, change)
-    assert left_behind(settings) == []
-
-
-def test_a_write_that_is_given_up_leaves_what_was_there(settings: Settings, s3: S3Server) -> None:
-    s3.put("out/kept.parquet", b"the old one")
-
-    def stop(phase: str, done: int, total: int) -> None:
-        if done >= 16 * MIB:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        write(settings, url_of("out/kept.parquet"), bytes(40 * MIB), stop)
-    assert s3.get("out/kept.parquet") == b"the old one"
-    assert left_behind(settings) == []
-    assert transfers() == []
 
 
 def test_a_local_file_that_cannot_be_read_on_leaves_what_was_there(settings: Settings, s3: S3Server) -> None:
@@ -162,30 +67,6 @@ def test_a_transfer_whose_process_is_killed_is_one_line(settings: Settings, s3: 
 
     with pytest.raises(Unavailable, match="the transfer died"):
         read(settings, url, kill)
-
-
-@pytest.mark.parametrize("verb", ["read", "write"])
-def test_a_server_that_dies_in_the_middle_is_one_line(tmp_path: Path, verb: str) -> None:
-    server = S3Server(tmp_path / "log")
-    settings = Settings(home=tmp_path / "home", storage=storage_at(server.url))
-    url = server.put("in/a.parquet", bytes(40 * MIB))
-
-    def kill(phase: str, done: int, total: int) -> None:
-        if done >= 8 * MIB and server.process.poll() is None:
-            server.kill()
-
-    with pytest.raises(Unavailable, match="its server cannot be reached") as failure:
-        read(settings, url, kill) if verb == "read" else write(settings, url_of("out/a.parquet"), bytes(40 * MIB), kill)
-    assert_silent_about_secrets(failure.value)
-    assert left_behind(settings) == []
-    server.close()
-
-
-@pytest.mark.parametrize("verb", ["read", "write"])
-def test_a_server_that_is_not_there_is_one_line(tmp_path: Path, verb: str) -> None:
-    settings = Settings(home=tmp_path / "home", storage=storage_at("http://127.0.0.1:9"))
-    with pytest.raises(Unavailable, match=r"its server cannot be reached .*AWS_ENDPOINT_URL"):
-        read(settings, url_of("in/a.parquet")) if verb == "read" else write(settings, url_of("out/a.parquet"), b"x")
 
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, s3: S3Server) -> None:
@@ -229,7 +110,8 @@ def test_no_process_title_has_a_secret(settings: Settings, s3: S3Server) -> None
     titles: list[str] = []
 
     def look(phase: str, done: int, total: int) -> None:
-        titles.extend(" ".join(child.cmdline()) for child in transfers())
+        with suppress(psutil.Error):  # it has just ended
+            titles.extend(" ".join(child.cmdline()) for child in transfers())
 
     read(settings, url, look)
     assert titles
