@@ -1,4 +1,5 @@
-# Everything a newcomer or CI runs. `make demo` and `make test` need nothing but Python 3.11 and make.
+# Everything a newcomer or CI runs. `make demo` and `make test` need what README.md names: Python from 3.11.3, make, a C
+# compiler, libnuma.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-builtin-rules --no-print-directory --warn-undefined-variables

@@ -203,7 +203,7 @@ class Model(BaseModel):
     is_default: bool = Field(description="Used by a job that names no model.")
     max_model_len: int | None = Field(description="Tokens of prompt and answer together; null: the model's own.")
     default_max_tokens: int
-    kv_budget: str | None = Field(examples=["1073741824 bytes"])
+    kv_budget: str | None = Field(examples=["1 GiB"])
 
 
 class ModelList(BaseModel):

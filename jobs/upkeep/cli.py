@@ -82,8 +82,8 @@ def _print_purged(value: dict[str, Any]) -> None:
 def doctor(repair: bool, as_json: bool) -> int:
     """Check that what is stored agrees: schema, rows, counters, answers, trees, leases, workers, events, files.
 
-    One line per finding: what, how many, an example, and the remedy. Exit code 1 where something is found. It reads
-    everything once, beside the running service, and changes nothing without --repair.
+    One line per finding: what, how many, an example, and the remedy. Exit code 1 where something is found and not
+    repaired. It reads everything once, beside the running service, and changes nothing without --repair.
 
     \b
     Example:
