@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,12 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def leave_no_core() -> None:
+    """Have no core dump written where this process crashes: it would hold prompts. `prlimit --core` allows it again."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def end(process: "subprocess.Popen[Any]", timeout_s: float) -> None:

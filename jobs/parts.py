@@ -10,12 +10,15 @@ from typing import Any
 import psutil
 
 from jobs import store
+from jobs.child import leave_no_core
 from jobs.settings import Settings
 
 
 @contextlib.contextmanager
 def registered(settings: Settings, role: str, pid: int | None = None, **facts: Any) -> Iterator[None]:
-    """Say for the time of the block that process `pid` (this one) plays `role`."""
+    """Say for the time of the block that process `pid` (this one, which then leaves no core dump) plays `role`."""
+    if pid is None:
+        leave_no_core()
     pid = pid if pid is not None else os.getpid()
     settings.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = settings.run_dir / f"{role}-{pid}.json"
