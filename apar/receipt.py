@@ -44,8 +44,8 @@ class Receipt:
         self.peak_blocks = max(self.peak_blocks, len({block for holding in held for block in holding.block_ids}))
 
     def sampled(self, num_before: int, num_tokens: int) -> None:
-        """Count `num_tokens` sampled behind `num_before` positions: each attends to its own 1-based path position."""
-        self.attended_tokens += num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
+        """Count `num_tokens` sampled behind `num_before` positions of their path."""
+        self.attended_tokens += attended(num_before, num_tokens)
 
     def stats(self, num_output_tokens: int, num_forks: int, num_steps: int) -> dict[str, int]:
         prompt, output = self.num_prompt_tokens, num_output_tokens
@@ -64,6 +64,11 @@ class Receipt:
             "fork_prefill_tokens": self.fork_prefill_tokens,
             "copied_forks": self.copied_forks,
         }
+
+
+def attended(num_before: int, num_tokens: int) -> int:
+    """Key positions that `num_tokens` behind `num_before` attend to: each to its own 1-based path position."""
+    return num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
 
 
 def distinct_positions(branches: Sequence[tuple[int, int]], holdings: Sequence[Holding]) -> int:

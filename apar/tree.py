@@ -87,6 +87,10 @@ class ParagraphTree:
         self._cursor: Node | None = self.root
         self._behind: list[Node] = []
         """Siblings still to visit, the nearest last."""
+        self._passed: list[Span] = []
+        """Of the nodes that the cursor has left: nothing changes in them any more."""
+        self._numbers: dict[Node, int] = {}
+        """Of the same nodes."""
         self._forks_passed = 0
         self._ends = False
         """Whether some node has an end behind it."""
@@ -201,21 +205,23 @@ class ParagraphTree:
         return out
 
     def spans(self) -> list[Span]:
-        """The tree of what has been emitted so far; nodes behind that are not part of it."""
-        spans: list[Span] = []
-        numbers: dict[int, int] = {}
-        position = 0
-        for number, node in enumerate(self.in_order()):
-            numbers[id(node)] = number
-            parent = None if node.parent is None else numbers[id(node.parent)]
-            start, position = position, position + node.num_emitted
-            first, last = node.first_step or 0, node.last_step or 0
-            spans.append(Span(number, parent, node.kind.value, node.thread, start, position, first, last))
-            if node is self._cursor:
-                break
-        return spans
+        """The tree of what has been emitted so far; nodes behind that are not part of it.
+
+        All but the last one are final: with stop strings a receipt goes out at every step.
+        """
+        return self._passed.copy() if self._cursor is None else [*self._passed, self._span(self._cursor)]
+
+    def _span(self, node: Node) -> Span:
+        """Of the cursor's node: all before it have been left."""
+        parent = None if node.parent is None else self._numbers[node.parent]
+        start = self._passed[-1].end if self._passed else 0
+        first, last = node.first_step or 0, node.last_step or 0
+        end = start + node.num_emitted
+        return Span(len(self._passed), parent, node.kind.value, node.thread, start, end, first, last)
 
     def _advance(self, node: Node) -> None:
+        self._numbers[node] = len(self._passed)
+        self._passed.append(self._span(node))
         if node.next_sibling is not None:
             self._behind.append(node.next_sibling)
         self._cursor = node.first_child or (self._behind.pop() if self._behind else None)

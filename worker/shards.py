@@ -225,6 +225,8 @@ class _Shard:
 
     def _run_together(self, rows: list[PendingRow]) -> bool:
         for row in rows:
+            if not self._may_go_on():  # a row's prompt or grammar may take seconds
+                return False
             self._start(row)
         return self._collect()
 

@@ -175,6 +175,8 @@ class Admitting(GroupKeeping):
         """
         if not self._cannot_rewind or not self.scheduler_config.enable_chunked_prefill:
             return chosen
+        if all(thread.request.sampling_params.seed is None for thread in chosen if thread.request.sampling_params):
+            return chosen
         room = self.max_num_scheduled_tokens
         for request in self.running:
             room -= min(request.num_tokens - request.num_computed_tokens, room)

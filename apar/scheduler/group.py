@@ -15,8 +15,8 @@ from vllm.v1.request import Request
 
 from apar.admission import Start
 from apar.options import ControlTokens, ForkLimits, RequestOptions, child_seed
-from apar.receipt import Holding, Receipt
-from apar.tree import Node, ParagraphTree
+from apar.receipt import Holding, Receipt, attended
+from apar.tree import Node, ParagraphTree, Span
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -75,10 +75,11 @@ class Thread:
     num_computed_before: int = 0
     """Positions whose keys and values had been computed before the latest preemption."""
 
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """Who goes first: the older group, then the earlier fork."""
-        return (*self.group.order, self.number)
+    order: tuple[int, int, int] = field(init=False)
+    """Who goes first: the older group, then the earlier fork."""
+
+    def __post_init__(self) -> None:
+        self.order = (*self.group.order, self.number)
 
     @property
     def start(self) -> Start:
@@ -109,11 +110,15 @@ class Thread:
     def pool(self) -> str | None:
         return self.group.options.pool
 
-    def count_recomputed(self) -> None:
-        """Take into the receipt what has been computed a second time since the latest start; call when it stops."""
+    @property
+    def num_recomputed(self) -> int:
+        """Positions computed a second time since the latest start; 0 unless it runs."""
         again = min(self.request.num_computed_tokens, self.num_computed_before) - self.started_at
-        if self.running and again > 0:
-            self.group.receipt.recomputed_tokens += again
+        return max(0, again) if self.running else 0
+
+    def count_recomputed(self) -> None:
+        """Take `num_recomputed` into the receipt; call when the thread stops."""
+        self.group.receipt.recomputed_tokens += self.num_recomputed
 
 
 @dataclass(slots=True, eq=False)
@@ -139,6 +144,8 @@ class Group:
     """What threads that stopped in this step held."""
     carried: dict[str, Any] = field(default_factory=dict)
     """Fields of the root's outputs that wait for the next output that is sent."""
+    _reported: list[list[Any]] = field(default_factory=list)
+    """The nodes that no later report changes, as they travel."""
 
     @property
     def root(self) -> Thread:
@@ -169,16 +176,26 @@ class Group:
         if self.tree is None:
             nodes = [[0, None, "root", 0, 0, num_output_tokens, 0, max(steps - 1, 0)]]
         else:
-            nodes = [
-                list(span._replace(first_step=span.first_step - first, last_step=span.last_step - first))
-                for span in self.tree.spans()
-            ]
+            nodes = self._nodes(self.tree.spans(), first)
         num_forks = 0 if self.tree is None else self.tree.num_forks
-        return {
-            "version": RECEIPT_VERSION,
-            "stats": self.receipt.stats(num_output_tokens, num_forks, steps),
-            "nodes": nodes,
-        }
+        stats = self.receipt.stats(num_output_tokens, num_forks, steps)
+        for thread in self.threads:
+            if not thread.finished:  # the front end may end the answer here, and hear nothing later
+                own = thread.request.num_output_tokens
+                stats["attended_tokens"] += attended(thread.request.num_prompt_tokens, own)
+                stats["recomputed_tokens"] += thread.num_recomputed
+        return {"version": RECEIPT_VERSION, "stats": stats, "nodes": nodes}
+
+    def _nodes(self, spans: list[Span], first: int) -> list[list[Any]]:
+        """With steps from the group's first one."""
+        last = spans[-1]
+        for span in spans[len(self._reported) : -1]:
+            self._reported.append(_relative(span, first))
+        return [*self._reported, _relative(last, first)]
+
+
+def _relative(span: Span, first: int) -> list[Any]:
+    return list(span._replace(first_step=span.first_step - first, last_step=span.last_step - first))
 
 
 def new_group(

@@ -106,6 +106,8 @@ class GroupKeeping(Base):  # type: ignore[misc]
         for group in groups:
             # The root thread may have ended well long ago; its request has not.
             group.root.request.status = finished_status
+            if self.finished_req_ids_dict is not None:  # `_free_request` hides threads, and with them the request
+                self.finished_req_ids_dict[group.root.request.client_index].add(group.request_id)
             self._forget(group)
         # Callers speak of requests: children are none.
         return [*others, *(group.root.request for group in groups)]

@@ -216,6 +216,7 @@ class Pipeline:
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 64,
         limits: ForkLimits = ForkLimits(),  # noqa: B008
+        include_finished_set: bool = False,
     ) -> None:
         spec = {"method": "ngram", "num_speculative_tokens": num_drafts, "prompt_lookup_max": 2} if num_drafts else None
         config = EngineArgs(
@@ -241,6 +242,7 @@ class Pipeline:
             block_size=BLOCK_SIZE,
             hash_block_size=BLOCK_SIZE,
             log_stats=False,
+            include_finished_set=include_finished_set,
         )
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
@@ -251,6 +253,10 @@ class Pipeline:
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, Any] = {}
         """The last output of each request that has ended."""
+        self.finished: set[str] = set()
+        """The requests whose end the front end was told of, with `include_finished_set`: data parallelism counts so."""
+        self.said: dict[str, Any] = {}
+        """What the latest step put out."""
 
     def add(self, name: str, prompt: list[int], params: SamplingParams) -> None:
         params.update_from_generation_config({}, EOS)
@@ -270,6 +276,7 @@ class Pipeline:
 
     def step(self) -> None:
         """As `EngineCore.step` and `EngineCore.step_with_batch_queue` do."""
+        self.said = {}
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
             executed = output.total_num_scheduled_tokens > 0
@@ -285,10 +292,12 @@ class Pipeline:
                 DraftTokenIds(live, [list(self.runner.drafts.get(name, [])) for name in live])
             )
         for outputs in by_client.values():
+            self.finished |= outputs.finished_requests or set()
             for one in outputs.outputs:
                 assert one.request_id in self.tokens, f"{one.request_id} is nobody's request"
                 assert one.request_id not in self.ends, f"{one.request_id} has ended already"
                 self.tokens[one.request_id] += one.new_token_ids
+                self.said[one.request_id] = one
                 if one.finish_reason is not None:
                     self.ends[one.request_id] = one
 

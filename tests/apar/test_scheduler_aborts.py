@@ -1,10 +1,13 @@
 """Requests that fork are aborted at every stage of their lives, and the prefix cache is reset under them."""
 
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from engines import Engine, greedy
+from pipeline import Pipeline
 from tiny_models import random_prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300), pytest.mark.usefixtures("in_process")]
@@ -95,3 +98,30 @@ def test_a_reset_of_the_prefix_cache_in_the_middle_changes_no_token(running: Eng
     last.update(running.finish())
     for prompt, name in zip(PROMPTS, names, strict=True):
         running.assert_expected(prompt, last[name], max_tokens=M)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_of_every_end_the_front_end_is_told_once_it_asks_for_ends(tiny_folder: Path, asynchronous: bool) -> None:
+    """The load balancer of data parallelism counts what is in flight by this set."""
+    pipeline = Pipeline(
+        tiny_folder, num_blocks=200, max_model_len=64, seed=3, asynchronous=asynchronous, include_finished_set=True
+    )
+    random = Random(3)
+    names = [f"r{i}" for i in range(8)]
+    for name in names:
+        pipeline.add(name, [random.randrange(5, 24) for _ in range(5)], greedy(60))
+    aborted: set[str] = set()
+    num_forked = 0
+    while pipeline.busy():
+        pipeline.step()
+        for name in sorted(set(names[::2]) - aborted - pipeline.ends.keys()):
+            group = pipeline.scheduler._groups.get(name)
+            if group is not None and len(group.threads) > 1:
+                pipeline.abort(name)
+                aborted.add(name)
+                num_forked += 1
+    assert num_forked > 1
+    pipeline.assert_empty()
+    pipeline.scheduler.schedule()
+    told = pipeline.scheduler.finished_req_ids_dict
+    assert pipeline.finished | {name for names in told.values() for name in names} == set(names)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from engines import ROOMY, TIGHT, Engine, Reference, Watch, engine, greedy, receipt, stats
 from pipeline import Pipeline
-from recount import assert_right
+from recount import Recount, assert_right
 from tiny_models import CHILD, EOS, FIRST_PLAIN, FORK, MAX_MODEL_LEN, VOCAB_SIZE, random_prompts
 
 from apar.options import ForkLimits
@@ -72,6 +72,33 @@ def test_random_groups_of_an_arithmetic_model_are_counted_right(tiny_folder: Pat
         nodes = [(node.node, node.parent, node.kind, node.start, node.end) for node in answer.nodes]
         assert [(*node[:3], *node[4:6]) for node in found["nodes"]] == nodes
         assert_right(watch, name, found, len(answer.token_ids))
+
+
+def test_a_receipt_on_the_way_counts_what_its_threads_have_done_by_then(tiny_folder: Path) -> None:
+    """With stop strings the front end may end a request at any output, and the receipt of that one is the last."""
+    num_seen = num_forked = num_recomputed = 0
+    for seed in range(8):
+        random = Random(seed)
+        pipeline = Pipeline(tiny_folder, num_blocks=24, max_model_len=64, seed=seed, asynchronous=False)
+        watch = Watch(pipeline.scheduler)
+        for i in range(4):
+            pipeline.add(f"r{i}", [random.randrange(5, 24) for _ in range(5)], greedy(60, stop=["never"]))
+        while pipeline.busy():
+            pipeline.step()
+            for name, output in pipeline.said.items():
+                found, recount = output.kv_transfer_params["apar"], Recount(watch, name)
+                assert found["stats"]["attended_tokens"] == recount.attended
+                assert found["stats"]["recomputed_tokens"] == recount.computed_again()[0]
+                assert found["nodes"][-1][5] == len(pipeline.tokens[name])
+                if output.finish_reason is None:
+                    num_seen += 1
+                    num_forked += found["stats"]["threads"] > 1
+                    num_recomputed += found["stats"]["recomputed_tokens"] > 0
+                else:
+                    assert_right(watch, name, found, len(pipeline.tokens[name]))
+    assert num_seen > 100
+    assert num_forked > 20
+    assert num_recomputed > 0
 
 
 def test_whole_answers_are_counted_right(running: Engine) -> None:
