@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-MAX_NAME_CHARS, MAX_VALUE_CHARS = 60, 40
+MAX_NAME_CHARS, MAX_VALUE_CHARS, MAX_NAMES = 60, 40, 20
 
 
 def shown_name(parts: Iterable[object]) -> str:
@@ -13,6 +13,18 @@ def shown_name(parts: Iterable[object]) -> str:
     if len(name) > MAX_NAME_CHARS:
         name = name[: MAX_NAME_CHARS - 3] + "..."
     return name if name.isprintable() else repr(name)[1:-1]
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Of a file's columns, or what a template uses: the first ones, and how many more there are."""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(shown_name([name]) for name in names[:MAX_NAMES]) + more
+
+
+def no_column(file: str, name: str, there: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, there, n=1)
+    hint = f"; did you mean '{shown_name(near)}'?" if near else "."
+    return f"{file} has no column '{shown_name([name])}'{hint} Its columns: {shown_names(there)}"
 
 
 def shown_value(value: object) -> str:

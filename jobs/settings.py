@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from jobs.api_settings import ApiSettings
 from jobs.batch_settings import BatchSettings
 from jobs.errors import BadInput
+from jobs.faults import shown_name
 from jobs.reference_settings import ReferenceSettings
 from jobs.storage_settings import StorageSettings
 from jobs.webhook_settings import WebhookSettings
@@ -331,7 +332,8 @@ class Settings(BaseSettings):
             return self.models[alias]
         except KeyError:
             known = ", ".join(sorted(self.models))
-            raise BadInput(f"model {alias!r} is not configured; known aliases: {known}. Add it to forq.toml") from None
+            shown = shown_name([alias])
+            raise BadInput(f"model '{shown}' is not configured; known aliases: {known}. Add it to forq.toml") from None
 
 
 def _refuse_unknown_variables() -> None:

@@ -4,7 +4,6 @@ Two formats: Parquet, and OpenAI batch JSONL (by file suffix), which becomes the
 `url` and `body`. Everything wrong with the file as a whole is found here, at submit, and refused with one line.
 """
 
-import difflib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 
 from jobs import store
 from jobs.errors import BadInput
+from jobs.faults import no_column
 from jobs.settings import Limits
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -116,9 +116,7 @@ def open_source(
 
 def require_column(schema: pa.Schema, name: str, path: Path) -> None:
     if name not in schema.names:
-        near = difflib.get_close_matches(name, schema.names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise BadInput(f"{path.name} has no column {name!r}{hint} Its columns: {', '.join(schema.names)}")
+        raise BadInput(no_column(path.name, name, schema.names))
 
 
 def iter_batches(file: pq.ParquetFile, columns: list[str] | None, name: str) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jobs.errors import BadInput
+from jobs.faults import shown_names
 from jobs.source import first_line
 
 MAX_TEMPLATE_CHARS = 1 << 20
@@ -56,7 +57,7 @@ def compile_template(source: str, columns: list[str], what: str = "the template"
     except _NOT_PARSED as error:
         raise BadInput(f"{what} does not parse: {first_line(error)}") from None
     if unknown:
-        raise BadInput(f"{what} uses {', '.join(unknown)}; the file's columns are {', '.join(columns)}")
+        raise BadInput(f"{what} uses {shown_names(unknown)}; the file's columns are {shown_names(columns)}")
     return template
 
 

@@ -23,6 +23,7 @@ from jobs.dataset.options import DATASET_FORMATS, ExportOptions
 from jobs.dataset.split import is_test
 from jobs.errors import BadInput, Unavailable
 from jobs.export import REQUEST_FIELD, TURNS_FIELD, format_of, iter_results, open_sink, take
+from jobs.faults import shown_name, shown_names
 from jobs.settings import Settings
 from jobs.turns import conversation
 
@@ -261,7 +262,9 @@ class _Writer:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise BadInput(f"there is no column {name!r} to keep{hint} There are: {', '.join(known)}")
+                raise BadInput(
+                    f"there is no column '{shown_name([name])}' to keep{hint} There are: {shown_names(known)}"
+                )
             if self._own is not None and name == self._own.name:
                 raise BadInput(f"column {name!r} has the name of the conversation's own: leave it out")
         self._columns = list(dict.fromkeys(columns)) or ([] if self._own is not None else known)

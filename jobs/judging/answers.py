@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from jobs.columns import to_python
 from jobs.errors import BadInput
+from jobs.faults import no_column
 from jobs.judging.rubrics import VARIABLES, Kind
 from jobs.source import Progress, first_line, is_jsonl, iter_batches
 
@@ -146,7 +147,7 @@ def open_answers(path: Path, kind: Kind, names: Mapping[str, str]) -> Iterator[A
 def _roles(path: Path, there: Sequence[str], names: Mapping[str, str]) -> dict[str, str]:
     for role, name in names.items():
         if name not in there:
-            raise BadInput(f"{path.name} has no column {name!r} for {role}; its columns: {', '.join(there)}")
+            raise BadInput(f"for {role}: {no_column(path.name, name, there)}")
     found = {role: next((name for name in defaults if name in there), None) for role, defaults in DEFAULTS.items()}
     return {role: name for role, name in {**found, **names}.items() if name is not None}
 

@@ -1,5 +1,6 @@
 """A TCP proxy before a real server, which loses answers or gives its own: what networks and load balancers do."""
 
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -57,6 +58,29 @@ def busy(client: socket.socket, server: socket.socket) -> None:
     client.sendall(
         b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     )
+
+
+def pass_one_and_lose(client: socket.socket, server: socket.socket) -> None:
+    """Two requests of a kept connection: the first is answered, the second's answer is lost."""
+    _pass_one(client, server)
+    _pass_one(server, client)
+    _pass_one(client, server)
+    server.recv(1)
+
+
+def _pass_one(source: socket.socket, target: socket.socket) -> None:
+    """One message, in however many pieces it comes: its head, and as many bytes as that says."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = source.recv(1 << 16)
+        if not piece:
+            return
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+    while length is not None and len(body) < int(length[1]):
+        body += source.recv(1 << 16)
+    target.sendall(head + b"\r\n\r\n" + body)
 
 
 def _pass_on(client: socket.socket, server: socket.socket) -> None:

@@ -125,7 +125,7 @@ class Service:
 
     def _make_openai_real(self, case: Any) -> None:
         label = case.operation.label
-        if case.path_parameters.get("file_id") in PLACES:
+        if case.path_parameters.get("file_id") in (*PLACES, self.file):  # which the others need
             case.path_parameters["file_id"] = self._new_file() if label.startswith("DELETE") else self.file
         is_positive = case.meta.generation.mode.is_positive
         if label.endswith("/cancel") and is_positive:  # twice is refused, also for one that an answer named

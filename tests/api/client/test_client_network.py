@@ -8,7 +8,7 @@ import pytest
 from api_support import finish_shard, prompts
 from client_support import num_jobs, settings_in
 from database_fixtures import Templates
-from flaky_proxy import FlakyProxy, busy, cut_the_answer, lose_the_answer
+from flaky_proxy import FlakyProxy, busy, cut_the_answer, lose_the_answer, pass_one_and_lose
 from server_process import ROOT, Server
 
 from db.session import Database
@@ -47,24 +47,12 @@ def test_a_download_that_breaks_is_begun_again(proxy: FlakyProxy, database: Data
 def test_what_must_not_be_done_twice_is_not_sent_twice(proxy: FlakyProxy, database: Database) -> None:
     with Client(proxy.url) as client:
         job_id = client.submit(prompts()).id
-    proxy.faults = [_pass_one_and_lose]
+    proxy.faults = [pass_one_and_lose]
     with Client(proxy.url, retry_for_s=5) as client:
         job = client.job(job_id)
         with pytest.raises(UnreachableError):
             job.cancel()
         assert job.status().state == "cancelled"
-
-
-def _pass_one_and_lose(client: object, server: object) -> None:
-    """Two requests of a kept connection: the first is answered, the second's answer is lost."""
-    import socket
-
-    assert isinstance(client, socket.socket)
-    assert isinstance(server, socket.socket)
-    server.sendall(client.recv(1 << 16))
-    client.sendall(server.recv(1 << 16))
-    server.sendall(client.recv(1 << 16))
-    server.recv(1)
 
 
 def test_the_same_idempotency_key_is_the_same_job_or_a_conflict(client: Client, database: Database) -> None:

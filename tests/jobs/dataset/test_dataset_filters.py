@@ -1,6 +1,7 @@
 """Filters: an answer is kept, or left out for the first reason there is."""
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,14 +21,21 @@ answers = st.builds(
     num_tokens=st.integers(0, 50),
     finish_reasons=st.lists(st.sampled_from(["stop", "length", None]), min_size=1, max_size=3).map(tuple),
 )
-bounds = st.none() | st.integers(0, 45)
+bounds = st.tuples(*[st.none() | st.integers(0, 45)] * 2).filter(
+    lambda pair: None in pair or pair[0] <= pair[1]  # type: ignore[operator]
+)
+
+
+def bounded(chars: tuple[int | None, int | None], tokens: tuple[int | None, int | None], **said: Any) -> ExportOptions:
+    limits = {"min_chars": chars[0], "max_chars": chars[1], "min_tokens": tokens[0], "max_tokens": tokens[1]}
+    return ExportOptions(**limits, **said)  # type: ignore[arg-type]
+
+
 options = st.builds(
-    ExportOptions,
+    bounded,
+    chars=bounds,
+    tokens=bounds,
     finish_reason=st.sampled_from([[], ["stop"], ["length"], ["stop", "length"]]),
-    min_chars=bounds,
-    max_chars=bounds,
-    min_tokens=bounds,
-    max_tokens=bounds,
     match=st.sampled_from([[], ["a"], ["a", "b"]]),
     no_match=st.sampled_from([[], ["x"], [r"\d", "x"]]),
 )

@@ -91,7 +91,7 @@ def test_ready_pairs_are_taken_as_they_are(write: Any) -> None:
         ({"prompt": ["p"]}, "pointwise", {}, "no column for response: name it like --column response=NAME"),
         ({"prompt": ["p"], "response": ["r"]}, "reference", {}, "no column for reference"),
         ({"prompt": ["p"], "response": ["r"]}, "pairwise", {}, "no column for model"),
-        ({"prompt": ["p"], "response": ["r"]}, "pointwise", {"prompt": "x"}, "has no column 'x' for prompt"),
+        ({"prompt": ["p"], "response": ["r"]}, "pointwise", {"prompt": "x"}, "for prompt: .* has no column 'x'"),
         ({"prompt": ["p"], "response": ["r"]}, "pointwise", {"answer": "prompt"}, "there is no such role"),
         (
             {"prompt": ["p", "p"], "response": ["r", "s"], "model": ["x", "x"]},
