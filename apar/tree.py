@@ -149,6 +149,11 @@ class ParagraphTree:
             if node.first_child is not None:
                 stack.append(node.first_child)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `emit` has anything to do: nothing that comes behind the cursor's node is known in order."""
+        return self._cursor is not None and (bool(self._cursor.pending) or self._cursor.closed)
+
     def needs_pruning(self) -> bool:
         """Whether some open node may lie behind the end of the output."""
         return self._ends or self.num_tokens >= self._max_tokens or self.num_forks > self._max_forks

@@ -105,13 +105,13 @@ class Admitting(GroupKeeping):
         return num_found >= thread.shared - 1
 
     def _room(self) -> admission.Room:
-        threads = (self._threads.get(request.request_id) for request in self.running)
+        self._young = {thread: None for thread in self._young if thread.running and thread.young}
         return admission.Room(
             self._num_blocks,
             self.kv_cache_manager.block_pool.get_num_free_blocks(),
             len(self.running),
             self.max_num_active_reqs,
-            sum(thread is not None and thread.young for thread in threads),
+            len(self._young),
         )
 
     def _need(self, thread: Thread) -> int:
@@ -159,8 +159,9 @@ class Admitting(GroupKeeping):
             return False
         threads = [self._threads.get(request.request_id) for request in self.running]
         mine = sorted((thread for thread in threads if thread and thread.pool == pool), key=_order)
-        before = self._room().num_free_blocks
-        while len(mine) > 1 and self._room().num_free_blocks - before < surplus:
+        block_pool = self.kv_cache_manager.block_pool
+        before = block_pool.get_num_free_blocks()
+        while len(mine) > 1 and block_pool.get_num_free_blocks() - before < surplus:
             thread = mine.pop()
             self.running.remove(thread.request)
             self._preempt_request(thread.request, time.monotonic())
@@ -227,6 +228,8 @@ class Admitting(GroupKeeping):
             thread.started_step = self._scheduling_step
             thread.started_at = num_computed
             thread.running = True
+            if thread.young:
+                self._young[thread] = None
             group.num_running += 1
             group.receipt.max_width = max(group.receipt.max_width, group.num_running)
         self._unsorted = True

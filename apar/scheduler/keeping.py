@@ -51,6 +51,8 @@ class GroupKeeping(Base):  # type: ignore[misc]
         self._unsorted = False
         self._touched: dict[Group, None] = {}
         """Groups whose threads stopped or wrote something in the step that is being processed."""
+        self._young: dict[Thread, None] = {}
+        """Running threads that were about to fork when they were last looked at: few, and asked for in every step."""
         self._partial_blocks = PartialBlocks(self)
         self._cannot_rewind = config.device_config.device_type == "cpu"
         num_blocks = self.cache_config.num_gpu_blocks

@@ -144,6 +144,8 @@ class Restoring(GroupKeeping):
             tree = group.tree
             if tree is None:
                 continue
+            if not (tree.is_ready or tree.end or group.leaving or group.sends_receipts or tree.needs_pruning()):
+                continue  # what was written stands behind a thread that is still to write
             emitted = tree.emit()
             prunes = tree.end is not None or tree.needs_pruning()
             if group.leaving or prunes or group.sends_receipts:
