@@ -68,7 +68,7 @@ def repair_thudm(pieces: Sequence[str], parents: Sequence[int | None], is_detail
             keeps_space = not line.startswith("\n") and not newlines
             rest = text if keeps_space else line
         else:
-            newlines, rest = ("", line) if line.startswith("\n\n") else ("\n\n", line.lstrip("\n"))
+            newlines, rest = ("", line) if line.startswith("\n\n") else ("\n\n", _without_blanks(line.lstrip("\n")))
         _cut_front(repaired, below, len(text) - len(rest))
         repaired[number] = newlines + repaired[number]
     return repaired
@@ -76,8 +76,14 @@ def repair_thudm(pieces: Sequence[str], parents: Sequence[int | None], is_detail
 
 def _without_space(text: str) -> str:
     """The text without the tokenizer's space in front; blanks in front of a newline are no text at all."""
+    bare = _without_blanks(text)
+    return bare if bare.startswith("\n") else bare.removeprefix(" ")
+
+
+def _without_blanks(text: str) -> str:
+    """The text without the blanks in front of a newline."""
     bare = text.lstrip(" ")
-    return bare if bare.startswith("\n") else text.removeprefix(" ")
+    return bare if bare.startswith("\n") else text
 
 
 def _subtree_ends(parents: Sequence[int | None]) -> list[int]:

@@ -62,7 +62,7 @@ def expected(tree: Tree) -> str:
         text += detail
     if tree.sibling is not None and (sibling := expected(tree.sibling)):
         line = without_space(sibling)
-        text += line if line.startswith("\n\n") else "\n\n" + line.lstrip("\n")
+        text += line if line.startswith("\n\n") else "\n\n" + re.sub(r"\A\n*(?: +(?=\n))?", "", line)
     return text
 
 
@@ -150,6 +150,8 @@ def test_pieces_add_up_to_what_the_rules_on_whole_texts_give(tree: Tree) -> None
 
 
 @example(Tree("", Tree("", None, None), Tree("", Tree("  \n", None, None), Tree("", None, None))))
+@example(Tree("", Tree(""), Tree("", Tree("\n \n"), Tree(""))))
+@example(Tree("", Tree(""), Tree("\n ", Tree(""), Tree("1"))))
 @given(TREES)
 def test_the_repair_of_a_repaired_answer_changes_nothing(tree: Tree) -> None:
     flat = Flat().add(tree)

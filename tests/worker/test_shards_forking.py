@@ -40,7 +40,7 @@ def test_a_forked_answer_is_stored_with_its_tree_and_each_nodes_text(database: D
     job = submit(database, settings, 1, decoding="apar")
     backend = ScriptedBackend(forked, can_fork=True)
     make_loop(database, settings, backend).run_available()
-    assert [sample.decoding for sample in backend.seen] == [Decoding("apar")]
+    assert [sample.decoding for sample in backend.seen] == [Decoding("apar", job_id=job)]
     detail = service.request_detail(database, job, 0)
     (sample,) = detail["samples"]
     assert (sample["stats"]["threads"], sample["stats"]["forks"], sample["stats"]["steps"]) == (2, 1, 3)
@@ -52,10 +52,10 @@ def test_a_forked_answer_is_stored_with_its_tree_and_each_nodes_text(database: D
 
 def test_a_job_that_says_ar_never_forks_whatever_the_model_can(database: Database, settings: Settings) -> None:
     settings = with_model(settings, **{DEFAULT_MODEL: FORKING})
-    submit(database, settings, 2)
+    job = submit(database, settings, 2)
     backend = ScriptedBackend(answer, can_fork=True)
     make_loop(database, settings, backend).run_available()
-    assert {sample.decoding for sample in backend.seen} == {Decoding()}
+    assert {sample.decoding for sample in backend.seen} == {Decoding(job_id=job)}
 
 
 def test_a_worker_whose_model_cannot_fork_fails_a_job_that_must_with_the_remedy(
@@ -107,16 +107,16 @@ def test_a_jobs_decoding_goes_to_an_engine_that_has_it(database: Database, setti
     job = submit(database, with_model(settings, **{DEFAULT_MODEL: REFERENCE}), 2, decoding="apar+medusa")
     backend = ScriptedBackend(answer, can_fork=True, decodings=("ar", "apar+medusa"))
     make_loop(database, settings, backend).run_available()
-    assert {sample.decoding for sample in backend.seen} == {Decoding("apar+medusa")}
+    assert {sample.decoding for sample in backend.seen} == {Decoding("apar+medusa", job_id=job)}
     assert job_of(database, job).state == "completed"
 
 
 def test_a_jobs_share_goes_to_the_engine_with_its_id(database: Database, settings: Settings) -> None:
     shared = submit(database, settings, 1, kv_share=0.25)
-    submit(database, settings, 1)
+    plain = submit(database, settings, 1)
     backend = ScriptedBackend(answer)
     make_loop(database, settings, backend).run_available()
-    assert {s.decoding for s in backend.seen} == {Decoding("ar", shared, 0.25), Decoding()}
+    assert {s.decoding for s in backend.seen} == {Decoding("ar", shared, 0.25, shared), Decoding(job_id=plain)}
 
 
 def test_a_job_takes_its_share_of_the_rows_in_flight_while_another_waits(
