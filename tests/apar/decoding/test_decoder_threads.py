@@ -131,7 +131,8 @@ def test_a_seed_repeats_a_sampled_answer(tree_model: TreeModel) -> None:
 
     assert sampled(7) == sampled(7)
     assert sampled(7) != sampled(8)
-    assert sampled(None) != sampled(None)
+    # Without one, answers differ; some end at once, and two of those are the same.
+    assert len({tuple(sampled(None)) for _ in range(12)}) > 1
 
 
 def test_child_is_never_sampled(tree_model: TreeModel) -> None:
