@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from scripted import (
     OWNER,
     Loops,
@@ -209,6 +210,27 @@ def test_after_the_drain_time_finished_rows_are_stored_and_the_shard_is_given_ba
     make_loop(database, settings, heir).run_available()
     assert [sample.token_ids for sample in heir.seen] == [[0], [1], [2]]
     assert job_of(database, job).state == "completed"
+
+
+def test_the_drain_time_counts_while_rows_are_being_prepared_too(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt is tokenised, a grammar compiled: with many rows that takes longer than anyone waits."""
+    job = submit(database, settings, 4)
+    backend = ScriptedBackend()
+    loop = make_loop(database, settings, backend)
+    prepare = loop.prepare
+
+    def slowly(row: Any, *rest: Any) -> Any:
+        if row.row_index == 1:
+            loop.control.stop(drain_s=0)
+        return prepare(row, *rest)
+
+    monkeypatch.setattr(loop, "prepare", slowly)
+    loop.run_available()
+    assert [sample.token_ids for sample in backend.seen] == [[0], [1]]
+    assert [shard.state for shard in shards_of(database, job)] == ["queued"]
+    assert len(backend.aborted) == 2
 
 
 def test_rows_that_cannot_run_end_with_their_reason_and_the_others_are_answered(
