@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from jobs.batch_bodies import read_body
 from jobs.columns import is_messages, is_text, to_python
 from jobs.errors import BadInput
+from jobs.faults import shown_names
 from jobs.messages import MAX_MESSAGES, BadText, RowError, check_messages, storable, storable_error
 from jobs.sampling import Sampling, parse_sampling, sampling_fields
 from jobs.settings import Limits
@@ -107,8 +108,8 @@ def _first_question(
         messages_column = "messages" if prompt_column is None and "messages" in schema.names else None
         if prompt_column is None and messages_column is None:
             raise BadInput(
-                f"{path.name} has neither a 'prompt' nor a 'messages' column (its columns: {', '.join(schema.names)}): "
-                "say which to use with --prompt-column, --messages-column or --template"
+                f"{path.name} has neither a 'prompt' nor a 'messages' column (its columns: "
+                f"{shown_names(schema.names)}): say which to use with --prompt-column, --messages-column or --template"
             )
     if template is not None:
         compile_template(template, schema.names)
