@@ -16,6 +16,8 @@ from jobs import parts
 from jobs.settings import Settings
 
 AGED_S = 3 * 24 * 3600
+ENGINES_OWN = ("vllm_dist_", "torchinductor_")
+"""Of vLLM and torch, in the temporary folder: a killed engine leaves them, and nothing in a name says whose they are."""
 LASTING = {"up.lock"}
 """In FORQ_HOME/run: the file that is locked by whoever is `up`."""
 
@@ -36,7 +38,7 @@ def left_over(system: System, database: Database) -> tuple[list[str], int]:
 def _temporaries(settings: Settings) -> list[Path]:
     places = [settings.data_dir, settings.home / "tmp", settings.home / "outbox", settings.home / "accepted"]
     found = [path for place in places if place.is_dir() for path in place.iterdir() if _is_temporary(path)]
-    return [*found, *Path(tempfile.gettempdir()).iterdir()]
+    return [*found, *(path for path in Path(tempfile.gettempdir()).iterdir() if not path.name.startswith(ENGINES_OWN))]
 
 
 def _is_temporary(path: Path) -> bool:
