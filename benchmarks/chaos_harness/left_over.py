@@ -17,7 +17,7 @@ from jobs.settings import Settings
 
 AGED_S = 3 * 24 * 3600
 ENGINES_OWN = ("vllm_dist_", "torchinductor_")
-"""Of vLLM and torch, in the temporary folder: a killed engine leaves them, and nothing in a name says whose they are."""
+"""Of vLLM and torch, in the temporary folder: a killed engine leaves them, and no name says whose they are."""
 LASTING = {"up.lock"}
 """In FORQ_HOME/run: the file that is locked by whoever is `up`."""
 
