@@ -8,20 +8,11 @@ from pathlib import Path
 
 import pytest
 from api_support import finish_shard
-from server_process import ROOT, Server, until
+from server_process import ROOT, Server
 
 from db.session import Database
-from jobs.settings import Settings
 
 PAGE = ROOT / "docs" / "python-client.md"
-
-
-@pytest.fixture
-def server(settings: Settings) -> Iterator[Server]:
-    server = Server(settings)
-    until(server.is_up, 60)
-    yield server
-    server.terminate()
 
 
 @pytest.fixture
