@@ -250,3 +250,16 @@ def make_loop(
     database: Database, settings: Settings, backend: ScriptedBackend, encoder: NumberEncoder | None = None
 ) -> ShardLoop:
     return ShardLoop(database, settings, OWNER, DEFAULT_MODEL, backend, encoder or NumberEncoder())  # type: ignore[arg-type]
+
+
+class DiesWithAll(ScriptedBackend):
+    """Dies when `number` rows are in it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def submit(self, samples: Any, done: Any) -> None:
+        super().submit(samples, done)
+        if len(self.rows) == self._number:
+            self.die("illegal memory access")

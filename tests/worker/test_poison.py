@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from scripted import OWNER, Loops, ScriptedBackend, answer, answers_of, job_of, make_loop, rows_of, submit
+from scripted import OWNER, DiesWithAll, Loops, ScriptedBackend, answer, answers_of, job_of, make_loop, rows_of, submit
 
 from db.session import Database
 from jobs import leases
@@ -66,19 +66,6 @@ def test_a_poison_row_of_one_tenant_costs_another_no_row(database: Database, set
     assert {row for row, (_, code) in rows_of(database, theirs).items() if code == "poison"} == {3}
     assert sorted(answers_of(database, theirs)) == [0, 1, 2, 4, 5, 6, 7]
     assert sorted(answers_of(database, ours)) == list(range(8))
-
-
-class DiesWithAll(ScriptedBackend):
-    """Dies when `number` rows are in it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self._number = number
-
-    def submit(self, samples: Any, done: Any) -> None:
-        super().submit(samples, done)
-        if len(self.rows) == self._number:
-            self.die("illegal memory access")
 
 
 def test_an_engine_that_runs_out_of_memory_once_costs_no_row(database: Database, settings: Settings) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from scripted import (
     OWNER,
+    DiesWithAll,
     Loops,
     NumberEncoder,
     ScriptedBackend,
@@ -106,26 +107,13 @@ def test_rows_of_other_shards_are_not_blamed_for_a_death_beside_them(database: D
     def make() -> ScriptedBackend:
         if first:  # until the shards are suspect: all twelve are in the engine when it dies
             first.pop()
-            return Together(12)
+            return DiesWithAll(12)
         return SlowBeside(5, lambda sample: None)
 
     lives_until_the_end(database, settings, job, make)
     poisoned = [row for row, (_, code) in rows_of(database, job).items() if code == "poison"]
     assert poisoned == [5]
     assert set(answers_of(database, job)) == set(range(12)) - {5}
-
-
-class Together(ScriptedBackend):
-    """Dies when `number` rows are in it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self._number = number
-
-    def submit(self, samples: Any, done: Any) -> None:
-        super().submit(samples, done)
-        if len(self.rows) == self._number:
-            self.die("illegal memory access")
 
 
 class FlakyDatabase(Database):
