@@ -48,7 +48,7 @@ class Start(Enum):
         if self is Start.URGENT:
             return 0
         if self is Start.FORK:
-            return -(-num_running // 4)
+            return -(-2 * num_running // 5)
         return 2 * num_young - (-(num_running - num_young) // 2)
 
 

@@ -5,7 +5,7 @@ the cache. A hit that ends inside a block makes vLLM
 copy that block for the new request: the paper's "at most one" (section 3.4.5). Without it the block is computed again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -96,6 +96,30 @@ class PartialBlocks:
             # No look-up of vLLM's finds this hash. A block that has one is reused after those that have none.
             held[-1].set_block_hash(BlockHashWithGroupId(b"left %d" % next(_numbers)))
         thread.left = Left(num_positions, [(block, block.block_hash) for block in held])
+
+    def may_copy(self, thread: Thread) -> bool:
+        """Whether the block in which a fresh child's shared path ends may still be there: a look-up would tell."""
+        num_shared = thread.shared - 1
+        if num_shared % self._block_size == 0:
+            return True
+        return any(
+            other.running or (other.left is not None and other.left.partial(num_shared, self._block_size) is not None)
+            for other in _on_path(thread, num_shared)
+        )
+
+    def keep_longest(self, threads: Iterable[Thread]) -> None:
+        """Put what these threads left behind all else that is free: they come back, and find it.
+
+        The first one's is taken last; of each, the end before the beginning.
+        """
+        pool = self._manager.block_pool
+        for thread in reversed(list(threads)):
+            if thread.left is None:
+                continue
+            free = [block for block, mark in thread.left.blocks if mark is not None and block.block_hash is mark]
+            free = [block for block in free if block.ref_cnt == 0]
+            pool.touch(free)
+            pool.free_blocks(reversed(free))
 
 
 def _on_path(thread: Thread, num_positions: int) -> Iterator[Thread]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
@@ -53,6 +54,8 @@ class GroupKeeping(Base):  # type: ignore[misc]
         """Groups whose threads stopped or wrote something in the step that is being processed."""
         self._young: dict[Thread, None] = {}
         """Running threads that were about to fork when they were last looked at: few, and asked for in every step."""
+        self._left_lately = False
+        """Whether blocks have come back since those of threads to be resumed were last put behind them."""
         self._partial_blocks = PartialBlocks(self)
         self._cannot_rewind = config.device_config.device_type == "cpu"
         num_blocks = self.cache_config.num_gpu_blocks
@@ -73,7 +76,7 @@ class GroupKeeping(Base):  # type: ignore[misc]
         except OptionError as error:
             # Raising here would end the engine for everybody: this request alone ends, with an error.
             logger.warning("request %s refused: %s", request.request_id, error)
-            self.grammar_compile_error_reqs.add(request.request_id)
+            self._refuse(request.request_id)
             options, limits = RequestOptions(fork=False), self._limits
         may_fork = (
             self._control is not None
@@ -92,6 +95,13 @@ class GroupKeeping(Base):  # type: ignore[misc]
         self._groups[request.request_id] = group
         self._num_sharing += options.pool_share < 1
         self._threads[request.request_id] = group.root
+
+    def _refuse(self, request_id: str) -> None:
+        """End a request with an error after this step, as vLLM does where a grammar does not compile."""
+        self.grammar_compile_error_reqs.add(request_id)
+
+    def _refused(self, thread: Thread) -> bool:
+        return thread.group.request_id in self.grammar_compile_error_reqs
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
         if isinstance(request_ids, str):
@@ -122,7 +132,49 @@ class GroupKeeping(Base):  # type: ignore[misc]
             self._threads.pop(thread.request.request_id, None)
         self._touched.pop(group, None)
 
-    # A thread's end
+    # A thread's starts and stops
+
+    def _note_starts(self, output: SchedulerOutput) -> None:
+        cached = output.scheduled_cached_reqs
+        starts = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+        if cached.resumed_req_ids:
+            starts.extend(
+                (request_id, num_computed)
+                for request_id, num_computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+                if request_id in cached.resumed_req_ids
+            )
+        for request_id, num_computed in starts:
+            thread = self._threads.get(request_id)
+            if thread is None:
+                continue
+            group = thread.group
+            if thread.parent is not None and thread.started_step == 0:
+                prefill = thread.request.num_prompt_tokens - num_computed
+                group.receipt.fork_prefill_tokens += prefill
+                group.receipt.copied_forks += prefill == 2
+            thread.started_step = self._scheduling_step
+            thread.started_at = num_computed
+            thread.running = True
+            if thread.young:
+                self._young[thread] = None
+            group.num_running += 1
+            group.receipt.max_width = max(group.receipt.max_width, group.num_running)
+        self._unsorted = True
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        thread = self._threads.get(request.request_id)
+        if thread is not None and thread.running:
+            group = thread.group
+            group.receipt.observe(self._holdings(group, in_flight=True))
+            group.receipt.preemptions += 1
+            thread.count_recomputed()
+            thread.num_computed_before = max(thread.num_computed_before, request.num_computed_tokens)
+            thread.running = False
+            thread.preempted_step = self._scheduling_step
+            group.num_running -= 1
+            self._partial_blocks.leave(thread)
+            self._left_lately = True
+        super()._preempt_request(request, timestamp, drop_stale_output)
 
     def _free_request(
         self, request: Request, delay_free_blocks: bool = False
@@ -148,6 +200,7 @@ class GroupKeeping(Base):  # type: ignore[misc]
             return
         thread.count_recomputed()
         thread.running = False
+        self._left_lately = True
         group.num_running -= 1
         group.leaving.append(self._holding(thread))
         if any(other.parent is thread and other.fresh_child for other in group.threads):

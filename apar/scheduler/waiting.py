@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from operator import attrgetter
 
 from apar.scheduler.group import Group, Thread
@@ -18,6 +19,13 @@ class WaitingThreads:
         self._fresh: dict[str | None, list[Thread]] = {}
         """By pool, so that a pool at its share is passed over at once, however many of its requests wait."""
         self._num_waiting = 0
+        self._num_forks = 0
+        """Of the started ones, children that have never run."""
+
+    @property
+    def num_started(self) -> int:
+        """Threads of requests that have started."""
+        return len(self._started)
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -26,6 +34,7 @@ class WaitingThreads:
         assert not thread.held
         thread.held = True
         self._num_waiting += 1
+        self._num_forks += _never_ran(thread)
         insort(self._line(thread), thread, key=_order)
 
     def discard(self, thread: Thread) -> None:
@@ -40,6 +49,7 @@ class WaitingThreads:
             del self._fresh[thread.pool]
         thread.held = False
         self._num_waiting -= 1
+        self._num_forks -= _never_ran(thread)
 
     def shares(self) -> dict[str | None, float]:
         """Pools with somebody who waits for room, and the share of each."""
@@ -49,15 +59,20 @@ class WaitingThreads:
 
     def fresh_children(self) -> list[Thread]:
         """Those that no more than room keeps from starting, oldest first."""
-        return [thread for thread in self._started_offered() if thread.fresh_child]
+        return [thread for thread in self.started() if _never_ran(thread)] if self._num_forks else []
 
-    def candidates(self, most: int) -> Iterator[Thread]:
-        """The next to go, in order: no more of a group than its width allows, and `most` fresh ones of each pool."""
-        yield from self._started_offered()
+    def resumable(self, most: int) -> list[Thread]:
+        """The first threads in line that have run before."""
+        return list(islice((thread for thread in self._started if thread.started_step), most))
+
+    def candidates(self, most: int | None) -> Iterator[Thread]:
+        """The next to go, in order: `started`, then no more than `most` fresh ones of each pool."""
+        yield from self.started()
         heads = [line[:most] for line in self._fresh.values()]
         yield from heads[0] if len(heads) == 1 else sorted((thread for head in heads for thread in head), key=_order)
 
-    def _started_offered(self) -> Iterator[Thread]:
+    def started(self) -> Iterator[Thread]:
+        """The next of started requests, in order: no more of a group than its width allows."""
         offered: Counter[Group] = Counter()
         for thread in self._started:
             group = thread.group
@@ -68,3 +83,7 @@ class WaitingThreads:
     def _line(self, thread: Thread) -> list[Thread]:
         fresh = thread.parent is None and thread.started_step == 0
         return self._fresh.setdefault(thread.pool, []) if fresh else self._started
+
+
+def _never_ran(thread: Thread) -> bool:
+    return thread.parent is not None and thread.started_step == 0
