@@ -93,7 +93,7 @@ class ParagraphTree:
         """Of the same nodes."""
         self._forks_passed = 0
         self._ends = False
-        """Whether some node has an end behind it."""
+        """Whether some node got an end behind it since `prune` was called: no open node lies behind an older one."""
 
     def append(self, node: Node, token_id: int, step: int, extra: Any = None) -> None:
         assert not node.closed
@@ -103,9 +103,10 @@ class ParagraphTree:
 
     def extend(self, node: Node, token_ids: list[int], step: int) -> None:
         """Append plain tokens of one step, with nothing that travels along."""
-        node.pending += [(token_id, step, None) for token_id in token_ids]
-        node.num_tokens += len(token_ids)
-        self.num_tokens += len(token_ids)
+        for token_id in token_ids:
+            node.pending.append((token_id, step, None))
+            node.num_tokens += 1
+            self.num_tokens += 1
 
     def already_emitted(self, num_tokens: int, first_step: int | None, last_step: int | None) -> None:
         """Note root tokens that went out before the tree was kept; comes before everything else."""
@@ -176,6 +177,7 @@ class ParagraphTree:
             if ended and not node.closed:
                 self.close(node, LENGTH)
                 pruned.append(node)
+        self._ends = False
         return pruned
 
     def emit(self) -> list[tuple[int, Any]]:

@@ -25,17 +25,16 @@ def rows_of(logprobs: LogprobsLists | None, num_tokens: int) -> list[LogprobsLis
     ]
 
 
-def joined(rows: list[LogprobsLists | None]) -> LogprobsLists | None:
+def joined(rows: list[LogprobsLists]) -> LogprobsLists | None:
     """The rows of consecutive tokens as one table, shapes [num_tokens, num_logprobs + 1] and [num_tokens]."""
-    known = [row for row in rows if row is not None]
-    if not known:
+    if not rows:
         return None
     # A step's table is as wide as its most curious request; rows of different steps are cut to what they share.
-    width = min(row.logprobs.shape[1] for row in known)
+    width = min(row.logprobs.shape[1] for row in rows)
     return LogprobsLists(
-        np.concatenate([row.logprob_token_ids[:, :width] for row in known]),
-        np.concatenate([row.logprobs[:, :width] for row in known]),
-        np.concatenate([row.sampled_token_ranks for row in known]),
+        np.concatenate([row.logprob_token_ids[:, :width] for row in rows]),
+        np.concatenate([row.logprobs[:, :width] for row in rows]),
+        np.concatenate([row.sampled_token_ranks for row in rows]),
     )
 
 
@@ -66,7 +65,7 @@ def group_output(group: Group, emitted: list[tuple[int, Any]]) -> EngineCoreOutp
     output = EngineCoreOutput(
         request_id=group.request_id,
         new_token_ids=[token for token, _ in emitted],
-        new_logprobs=joined([row for _, row in emitted]),
+        new_logprobs=joined([row for _, row in emitted if row is not None]),
         trace_headers=group.root.request.trace_headers,
         **group.carried,
     )

@@ -49,13 +49,28 @@ class Restoring(GroupKeeping):
         """Take the outputs of threads into their trees; what is left goes out as it is."""
         plain = []
         threads, step, fork_id = self._threads, self._output_step, self._fork_id
+        touched = self._touched
         for output in outputs:
             thread = threads.get(output.request_id)
             if thread is None:
                 plain.append(output)
                 continue
-            group = thread.group
-            if group.tree is None and not (group.may_fork and fork_id in output.new_token_ids):
+            group, tokens = thread.group, output.new_token_ids
+            tree = group.tree
+            if (
+                tree is not None
+                and output.finish_reason is None
+                and output.new_logprobs is None
+                and fork_id not in tokens
+                and not output.events
+            ):
+                # Nearly every output of a forked request: worth a way of its own.
+                touched[group] = None
+                node = thread.node
+                if node is not None and not node.closed:
+                    tree.extend(node, tokens, step)
+                group.last_step = step  # it has a tree, so it had a first step
+            elif tree is None and not (group.may_fork and fork_id in tokens):
                 plain.append(output)
                 group.sampled_in(step)
                 if output.finish_reason is not None:
@@ -64,20 +79,8 @@ class Restoring(GroupKeeping):
                     group.receipt.observe(self._holdings(group))
                     output.kv_transfer_params = {"apar": group.report(thread.request.num_output_tokens)}
             else:
-                self._touched[group] = None
-                if (
-                    group.tree is not None
-                    and output.finish_reason is None
-                    and output.new_logprobs is None
-                    and not output.events
-                    and fork_id not in output.new_token_ids
-                ):
-                    # Nearly every output of a forked request: worth a way of its own.
-                    node = thread.node
-                    if node is not None and not node.closed:
-                        group.tree.extend(node, output.new_token_ids, step)
-                else:
-                    self._take(thread, output)
+                touched[group] = None
+                self._take(thread, output)
                 group.sampled_in(step)
         return plain
 
