@@ -36,6 +36,7 @@ class Receipt:
     recomputed_tokens: int = 0
     fork_prefill_tokens: int = 0
     copied_forks: int = 0
+    """Children that found everything before [Fork] in the cache."""
 
     def observe(self, holdings: Iterable[Holding]) -> None:
         """Take the live threads of one engine step into the peaks."""

@@ -6,14 +6,20 @@ Both schedulers run for real, with their real KV cache manager; sampled tokens c
 number of rows in every step: stock as single requests, ours as groups of several threads that have forked before the
 clock starts. A third run has no forks under our scheduler: what an ordinary request pays. Sides alternate; medians are
 taken.
+
+A fourth run is under pressure, where stock would run other rows: four times the threads, each with an end, in a cache
+that holds about half of `--threads`. There our part is what a step takes beyond vLLM's own methods within it.
 """
 
+import contextlib
 import gc
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
+from random import Random
+from statistics import mean, median
 from typing import Any
 
 import click
@@ -36,6 +42,7 @@ def main(threads: int, width: int, steps: int, rounds: int, as_json: bool) -> No
     prepare_environment()
     with tempfile.TemporaryDirectory(prefix="forq-overhead-") as folder:
         config = _config(Path(folder), threads)
+        pressed = _measure_pressed(_config(Path(folder), threads), threads, width)
         samples: dict[str, list[float]] = {side: [] for side in SIDES}
         for _ in range(rounds):
             for side in SIDES:
@@ -49,6 +56,7 @@ def main(threads: int, width: int, steps: int, rounds: int, as_json: bool) -> No
         "forked_ms": round(times[SIDES[2]], 3),
         "unforked_overhead_ms": round(times[SIDES[1]] - times[SIDES[0]], 3),
         "forked_overhead_ms": round(times[SIDES[2]] - times[SIDES[0]], 3),
+        **pressed,
     }
     print(json.dumps(line) if as_json else "\n".join(f"{name}: {value}" for name, value in line.items()))
 
@@ -85,7 +93,11 @@ def _config(folder: Path, threads: int) -> Any:
 
 def _measure(config: Any, side: str, threads: int, width: int, steps: int) -> float:
     """Median milliseconds per step of one scheduler over `steps` decoding steps."""
-    scheduler = _scheduler(config, forking=side != SIDES[0])
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from apar.scheduler import SyncForkingScheduler
+
+    scheduler = _scheduler(config, Scheduler if side == SIDES[0] else SyncForkingScheduler)
     forks = width - 1 if side == SIDES[2] else 0
     for number in range(threads // (forks + 1)):
         scheduler.add_request(_request(config, number))
@@ -104,6 +116,80 @@ def _measure(config: Any, side: str, threads: int, width: int, steps: int) -> fl
     return median(times) * 1000
 
 
+def _measure_pressed(config: Any, threads: int, width: int) -> dict[str, float]:
+    """Means over the steps of a run in which threads wait: rows, waiting threads, preemptions, our milliseconds."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from apar.scheduler import SyncForkingScheduler
+
+    spent = {"base": 0.0, "all": 0.0}
+
+    class Timed(Scheduler):  # type: ignore[misc]
+        """vLLM's own part."""
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            with _clocked(spent, "base"):
+                return super().schedule(*args, **kwargs)
+
+        def update_from_output(self, *args: Any) -> Any:
+            with _clocked(spent, "base"):
+                return super().update_from_output(*args)
+
+    class TimedForking(SyncForkingScheduler, Timed):
+        """Ours around it, by the order of the bases."""
+
+    config.cache_config.num_gpu_blocks = 1 + max(threads, 4096 // 32)
+    scheduler = _scheduler(config, TimedForking)
+    random = Random(1)
+    scripts: dict[str, list[int]] = {}
+    groups = 4 * threads // width
+    for number in range(groups):
+        scheduler.add_request(_request(config, number))
+    steps = []
+    gc.collect()
+    gc.freeze()
+    while scheduler.has_requests():
+        spent.update(base=0.0, all=0.0)
+        with _clocked(spent, "all"):
+            output = scheduler.schedule()
+        waiting = len(scheduler._waiting_threads)
+        result = _scripted(scheduler, output, scripts, width, random)
+        with _clocked(spent, "all"):
+            scheduler.update_from_output(output, result)
+        if waiting:
+            steps.append((len(output.num_scheduled_tokens), waiting, 1000 * (spent["all"] - spent["base"])))
+    gc.unfreeze()
+    names = ("pressed_rows", "pressed_waiting", "pressed_overhead_ms")
+    return {name: round(mean(values), 3) for name, values in zip(names, zip(*steps, strict=True), strict=True)}
+
+
+def _scripted(scheduler: Any, output: Any, scripts: dict[str, list[int]], width: int, random: Random) -> Any:
+    """What each row samples: roots fork `width` - 1 times, every thread ends after some dozens of tokens."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    ids = list(output.num_scheduled_tokens)
+    sampled: list[list[int]] = []
+    for request_id in ids:
+        request = scheduler.requests[request_id]
+        if request_id not in scripts:
+            script = [WORD] * random.randint(20, 90)
+            if "#" not in request_id:
+                for at in random.sample(range(len(script)), width - 1):
+                    script[at] = FORK
+            scripts[request_id] = [*script, EOS]
+        # Until the whole path is computed, nothing is sampled.
+        done = request.num_computed_tokens >= request.num_tokens
+        sampled.append([scripts[request_id][request.num_output_tokens]] if done else [])
+    return ModelRunnerOutput(ids, {request_id: index for index, request_id in enumerate(ids)}, sampled)
+
+
+@contextlib.contextmanager
+def _clocked(spent: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    spent[name] += time.perf_counter() - started
+
+
 def _step(scheduler: Any, root_token: int, child_token: int | None = None) -> float:
     """One engine step with scripted tokens; returns the scheduler's own seconds."""
     from vllm.v1.outputs import ModelRunnerOutput
@@ -120,16 +206,13 @@ def _step(scheduler: Any, root_token: int, child_token: int | None = None) -> fl
     return (scheduled - started) + (time.perf_counter() - resumed)
 
 
-def _scheduler(config: Any, *, forking: bool) -> Any:
+def _scheduler(config: Any, chosen: Any) -> Any:
     import torch
-    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from apar.scheduler import ForkingScheduler
-
     spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=64, dtype=torch.float32)
-    return (ForkingScheduler if forking else Scheduler)(
+    return chosen(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(config.cache_config.num_gpu_blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
         structured_output_manager=StructuredOutputManager(config),
@@ -146,7 +229,8 @@ def _request(config: Any, number: int) -> Any:
 
     hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     init_none_hash(hash_fn)
-    params = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=4000)
+    params.update_from_generation_config({}, EOS)
     prompt = [10 + (number * 7 + position) % 200 for position in range(PROMPT_TOKENS)]
     hasher = get_request_block_hasher(32, hash_fn)
     return Request(f"request-{number}", prompt, params, None, block_hasher=hasher)

@@ -133,7 +133,8 @@ class Admitting(Sharing):
         """Blocks that a thread would take from the free ones if it started now."""
         request = thread.request
         blocks, num_hit, *_ = self._get_local_prefix_cache_hit(request)
-        num_tokens = min(request.num_tokens + self.num_lookahead_tokens, self.max_model_len)
+        num_ahead = max(self.num_lookahead_tokens, self.num_spec_tokens)
+        num_tokens = min(request.num_tokens + num_ahead, self.max_model_len)
         num_blocks: int = self.kv_cache_manager.coordinator.get_num_blocks_to_allocate(
             request_id=request.request_id,
             num_tokens=num_tokens,

@@ -31,7 +31,8 @@ class PartialBlocks:
         self._manager: KVCacheManager = scheduler.kv_cache_manager
         self._block_size: int = scheduler.block_size
         self._max_model_len: int = scheduler.max_model_len
-        self._num_lookahead_tokens: int = scheduler.num_lookahead_tokens
+        # A thread with a single token left to compute starts as a running one does: with room for its drafts.
+        self._num_ahead: int = max(scheduler.num_lookahead_tokens, scheduler.num_spec_tokens)
         groups = scheduler.kv_cache_config.kv_cache_groups
         self._works = (
             bool(scheduler.cache_config.enable_prefix_caching)
@@ -52,18 +53,21 @@ class PartialBlocks:
                 return own
         if thread.parent is None:
             return hit
-        # Whoever samples [Fork] has the keys and values of everything before it, but not yet of [Fork] itself.
-        num_shared = thread.shared - 1
-        if num_shared <= hit[1]:
-            return hit
-        others = list(_on_path(thread, num_shared))
+        others = list(_on_path(thread))
         for other in others:
             # One that has started in this very step is none: the copy of its own partial block is still to come.
-            if other.running and other.started_step < step and other.request.num_computed_tokens >= num_shared:
+            if not other.running or other.started_step >= step:
+                continue
+            num_shared = _num_shared(thread, other.request.num_computed_tokens)
+            if num_shared > hit[1]:
                 held = self._manager.get_blocks(other.request.request_id).blocks[0]
                 blocks = list(held[: -(-num_shared // self._block_size)])
                 return self._manager.create_kv_cache_blocks((blocks,)), num_shared, 0, False
-        return next((left for other in others if (left := self._left(thread, other, num_shared, hit)) is not None), hit)
+        for other in others:
+            num_shared = 0 if other.left is None else _num_shared(thread, other.left.num_positions)
+            if num_shared > hit[1] and (left := self._left(thread, other, num_shared, hit)) is not None:
+                return left
+        return hit
 
     def _left(self, thread: Thread, other: Thread, num_positions: int, hit: Hit) -> Hit | None:
         """A hit of so many positions for `thread`, whose last block `other` left and whose others are cached."""
@@ -79,7 +83,7 @@ class PartialBlocks:
 
         A path as long as the pool does not: it would never start.
         """
-        num_tokens: int = min(thread.request.num_tokens + self._num_lookahead_tokens, self._max_model_len)
+        num_tokens: int = min(thread.request.num_tokens + self._num_ahead, self._max_model_len)
         num_held: int = sum(block.ref_cnt > 0 for block in hit[0].blocks[0])
         num_needed = -(-num_tokens // self._block_size) - num_held + 1
         num_free: int = self._manager.block_pool.get_num_free_blocks()
@@ -104,7 +108,7 @@ class PartialBlocks:
             return True
         return any(
             other.running or (other.left is not None and other.left.partial(num_shared, self._block_size) is not None)
-            for other in _on_path(thread, num_shared)
+            for other in _on_path(thread)
         )
 
     def keep_longest(self, threads: Iterable[Thread]) -> None:
@@ -122,15 +126,22 @@ class PartialBlocks:
             pool.free_blocks(reversed(free))
 
 
-def _on_path(thread: Thread, num_positions: int) -> Iterator[Thread]:
-    """Threads of the group that have the first so many positions of this thread's path as their own.
+def _num_shared(thread: Thread, num_positions: int) -> int:
+    """How much of a fresh child's path is there, where somebody on it has the keys and values of so many positions.
 
-    That is the parent, and every thread that branched off the parent's path at or behind this fork, or below one that
-    did.
+    Whoever has just sampled [Fork] has them for everything before it; for [Fork] itself a step later. 0: for less.
+    """
+    return min(num_positions, thread.shared) if num_positions >= thread.shared - 1 else 0
+
+
+def _on_path(thread: Thread) -> Iterator[Thread]:
+    """Threads of the group whose own path begins with what a child shares with its parent.
+
+    That is the parent, and every thread that branched off the parent's path behind this fork, or below one that did.
     """
     on_path = {thread.parent}
     for other in thread.group.threads:
-        if other.parent in on_path and other is not thread and other.shared > num_positions:
+        if other.parent in on_path and other is not thread and other.shared > thread.shared:
             on_path.add(other)
         if other in on_path:
             yield other

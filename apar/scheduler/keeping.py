@@ -151,7 +151,7 @@ class GroupKeeping(Base):  # type: ignore[misc]
             if thread.parent is not None and thread.started_step == 0:
                 prefill = thread.request.num_prompt_tokens - num_computed
                 group.receipt.fork_prefill_tokens += prefill
-                group.receipt.copied_forks += prefill == 2
+                group.receipt.copied_forks += prefill <= 2
             thread.started_step = self._scheduling_step
             thread.started_at = num_computed
             thread.running = True

@@ -110,7 +110,7 @@ class Recount:
                     # What its first start left to compute, whether or not it got to the end of it.
                     left = len(self.prompts[name]) - start
                     prefilled += left
-                    copied += left == 2
+                    copied += left <= 2
                 begun.add(name)
         return recomputed, prefilled, copied
 

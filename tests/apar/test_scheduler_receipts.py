@@ -217,7 +217,7 @@ def test_a_fork_at_the_end_of_a_block(forced: Engine) -> None:
     # Step 3: prompt, a, [Fork], b; [Child], x. In step 2 [Fork] fills the block, and the child shares it at once.
     assert (found["peak_cached_tokens"], found["peak_blocks"]) == (35, 3)
     assert found["attended_tokens"] == (31 + 32 + 33 + 34) + (34 + 35 + 36)
-    assert (found["fork_prefill_tokens"], found["copied_forks"]) == (1, 0)
+    assert (found["fork_prefill_tokens"], found["copied_forks"]) == (1, 1)
 
 
 def test_a_fork_behind_a_full_block_shares_it_without_a_copy(forced: Engine) -> None:
