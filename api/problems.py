@@ -18,7 +18,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from api.forms import SubmitForm
 from jobs.errors import BadInput, Conflict, ForqError, LeaseLost, NotFound, QueueFull, Unavailable
+from jobs.flags import keys_for_flags
 from jobs.logs import place_of
 
 MEDIA_TYPE = "application/problem+json"
@@ -119,7 +121,7 @@ async def _forq_error(request: Request, error: Exception) -> Response:
     for kind, status in STATUS_OF.items():
         if isinstance(error, kind):
             headers = {"Retry-After": str(RETRY_FULL_QUEUE_AFTER_S)} if kind is QueueFull else None
-            return problem(status, str(error), headers=headers)
+            return problem(status, keys_for_flags(str(error), SubmitForm.model_fields), headers=headers)
     log_crash(request.method, request.url.path, error)
     return problem(500, CRASHED)
 

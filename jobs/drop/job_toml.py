@@ -1,7 +1,6 @@
 """Reads `<name>.job.toml`, which lies beside a dropped file and says how to submit it."""
 
 import os
-import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path, PurePath
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from jobs.drop.files import JOB_SUFFIX, opened
 from jobs.errors import BadInput
 from jobs.faults import should_be, shown_name, shown_value, unknown_key
+from jobs.flags import keys_for_flags
 from jobs.settings import Settings
 from jobs.source import first_line
 from jobs.submit import SubmitOptions
@@ -86,13 +86,9 @@ def read_options(path: Path | None, settings: Settings) -> SubmitOptions:
 
 
 def in_words_of_the_job_file(message: str, data_name: str) -> str:
-    """Submit speaks of command-line flags; who drops a file writes keys instead."""
-    flags = {"--" + key.replace("_", "-"): key for key in JobFile.model_fields}
-    pattern = re.compile(
-        "(?<![\\w-])(" + "|".join(sorted(map(re.escape, flags), key=len, reverse=True)) + ")(?![\\w-])"
-    )
-    text, count = pattern.subn(lambda match: flags[match[1]], message)
-    return f"{text} (in {names_for(data_name)[1]})" if count else message
+    """What submit says of its flags, said of the keys."""
+    text = keys_for_flags(message, JobFile.model_fields)
+    return message if text == message else f"{text} (in {names_for(data_name)[1]})"
 
 
 def _read(path: Path) -> JobFile:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import BLOCK_SIZE, EOS, VOCAB_SIZE, Pipeline
+from pipeline import EOS, VOCAB_SIZE, Pipeline
 from tiny_models import make_tiny_model
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest

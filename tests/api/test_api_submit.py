@@ -134,7 +134,11 @@ def test_a_bad_row_does_not_refuse_the_file(client: TestClient) -> None:
         ({"priority": "9" * 30}, "1000"),
         ({"kv_share": "0"}, "above 0"),
         ({"kv_share": "1.5"}, "at most 1"),
-        ({"kv_share": "nan"}, "kv-share is nan"),
+        ({"kv_share": "nan"}, "kv_share is nan"),
+        (
+            {"prompt_column": "prompt", "template": "{{ prompt }}"},
+            "give one of prompt_column, messages_column and template",
+        ),
         ({"promt_column": "prompt"}, "promt_column"),
     ],
 )
