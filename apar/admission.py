@@ -102,6 +102,7 @@ def admit(
     need: Callable[[W], int],
     pools: Mapping[str, PoolUse] | None = None,
     contended: Callable[[str], bool] = lambda pool: False,
+    chosen_now: Callable[[W], None] = lambda candidate: None,
 ) -> list[W]:
     """Choose what starts in this step.
 
@@ -110,6 +111,7 @@ def admit(
         need: blocks that a candidate takes from the free ones when it starts.
         pools: what each pool with a share below 1 holds; counted up here as candidates are chosen.
         contended: whether somebody outside the given pool waits.
+        chosen_now: told of each that is chosen, before the next candidate is read.
     """
     chosen: list[W] = []
     full: set[str] = set()
@@ -132,6 +134,7 @@ def admit(
             held_up = True
             continue
         chosen.append(candidate)
+        chosen_now(candidate)
         free -= blocks
         running += 1
         young += candidate.young

@@ -1,12 +1,12 @@
 """Before a step: who starts, in what order, and what a fresh child finds in the cache (fork by copy)."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from apar import admission
 from apar.scheduler.copying import Hit
@@ -15,6 +15,8 @@ from apar.scheduler.sharing import Sharing
 
 logger = init_logger(__name__)
 
+MOST_PASSED = 1024
+"""Of each pool, how many requests are looked at for one whose adapter has a place in the batch."""
 MOST_KEPT = 16
 """Of the threads that wait to be resumed, how many have what they left kept longest: those that go next."""
 
@@ -48,7 +50,10 @@ class Admitting(Sharing):
     def get_num_unfinished_requests(self) -> int:
         unfinished: int = super().get_num_unfinished_requests()
         if self._pause_state == PauseState.PAUSED_NEW:
-            unfinished += self._waiting_threads.num_started  # vLLM counts none that waits
+            # vLLM counts none that waits, in our line or, preempted since the latest `schedule`, still in its own.
+            preempted = [request for request in self.waiting if request.status == RequestStatus.PREEMPTED]
+            unfinished += self._waiting_threads.num_started
+            unfinished += sum(request.request_id in self._threads for request in preempted)
         return unfinished
 
     def _take_waiting(self) -> None:
@@ -67,8 +72,9 @@ class Admitting(Sharing):
                 queue.add_request(request)
 
     def _admit(self) -> None:
+        draining = self._pause_state == PauseState.PAUSED_NEW
         pools = self._pools() if self._num_sharing else {}
-        waiting_pools = set(self._waiting_threads.shares()) if pools else set()
+        waiting_pools = set(self._waiting_threads.shares(with_fresh=not draining)) if pools else set()
 
         def contended(pool: str) -> bool:
             return bool(waiting_pools - {pool})
@@ -77,29 +83,34 @@ class Admitting(Sharing):
             self._take_waiting()
             pools = self._pools()
         room = self._room()
-        if self._pause_state == PauseState.PAUSED_NEW:
+        if draining:
             # What has started shall end, and its forks are part of it. vLLM drains only this queue of its two.
             candidates, queue = self._waiting_threads.started(), self.kv_holding_waiting
         else:
-            most = None if self.lora_config else max(room.max_running - room.num_running, 0)
-            candidates, queue = self._waiting_threads.candidates(most), self.waiting
-        ready = self._ready(candidates)
-        chosen = self._without_split_seeds(admission.admit(room, ready, self._need, pools, contended))
-        for thread in chosen:
+            most = max(room.max_running - room.num_running, 0)
+            candidates = self._waiting_threads.candidates(MOST_PASSED if most and self.lora_config else most)
+            queue = self.waiting
+        adapters = {request.lora_request.lora_int_id for request in self.running if request.lora_request}
+
+        def take_place(thread: Thread) -> None:
+            if thread.request.lora_request:
+                adapters.add(thread.request.lora_request.lora_int_id)
+
+        ready = self._ready(candidates, adapters)
+        chosen = admission.admit(room, ready, self._need, pools, contended, take_place)
+        for thread in self._without_split_seeds(chosen):
             self._waiting_threads.discard(thread)
             queue.add_request(thread.request)
 
-    def _ready(self, candidates: Iterable[Thread]) -> Iterator[Thread]:
-        """Those that vLLM would start in this step, if there is room."""
-        adapters = {request.lora_request.lora_int_id for request in self.running if request.lora_request}
+    def _ready(self, candidates: Iterable[Thread], adapters: Set[int]) -> Iterator[Thread]:
+        """Those that vLLM would start in this step, with these LoRA adapters in it, if there is room."""
         for thread in candidates:
             # What this very step has preempted stays out of it: the model runner takes it for a running request still.
             if thread.preempted_step >= self._scheduling_step or self._refused(thread):
                 continue
-            if adapter := thread.request.lora_request:
-                if adapter.lora_int_id not in adapters and len(adapters) >= self.lora_config.max_loras:
-                    continue
-                adapters.add(adapter.lora_int_id)
+            adapter = thread.request.lora_request
+            if adapter and adapter.lora_int_id not in adapters and len(adapters) >= self.lora_config.max_loras:
+                continue
             yield thread
 
     def _make_way(self) -> None:
@@ -133,7 +144,7 @@ class Admitting(Sharing):
         """Blocks that a thread would take from the free ones if it started now."""
         request = thread.request
         blocks, num_hit, *_ = self._get_local_prefix_cache_hit(request)
-        num_ahead = max(self.num_lookahead_tokens, self.num_spec_tokens)
+        num_ahead = self.num_lookahead_tokens + self.num_spec_tokens  # as in `PartialBlocks`
         num_tokens = min(request.num_tokens + num_ahead, self.max_model_len)
         num_blocks: int = self.kv_cache_manager.coordinator.get_num_blocks_to_allocate(
             request_id=request.request_id,

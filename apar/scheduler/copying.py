@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from apar.scheduler.group import Left, Thread
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
 
 _numbers = count()
@@ -31,8 +32,11 @@ class PartialBlocks:
         self._manager: KVCacheManager = scheduler.kv_cache_manager
         self._block_size: int = scheduler.block_size
         self._max_model_len: int = scheduler.max_model_len
-        # A thread with a single token left to compute starts as a running one does: with room for its drafts.
-        self._num_ahead: int = max(scheduler.num_lookahead_tokens, scheduler.num_spec_tokens)
+        # A thread with a single token left to compute starts as a running one does: with its drafts, and behind them
+        # the drafter's own positions.
+        self._num_ahead: int = scheduler.num_lookahead_tokens + scheduler.num_spec_tokens
+        # With drafts, whether a child's first token is sampled or checked would depend on when it starts.
+        self._takes_fork: bool = scheduler.num_spec_tokens == 0
         groups = scheduler.kv_cache_config.kv_cache_groups
         self._works = (
             bool(scheduler.cache_config.enable_prefix_caching)
@@ -58,16 +62,27 @@ class PartialBlocks:
             # One that has started in this very step is none: the copy of its own partial block is still to come.
             if not other.running or other.started_step >= step:
                 continue
-            num_shared = _num_shared(thread, other.request.num_computed_tokens)
+            num_shared = self._num_shared(thread, other.request.num_computed_tokens)
             if num_shared > hit[1]:
                 held = self._manager.get_blocks(other.request.request_id).blocks[0]
                 blocks = list(held[: -(-num_shared // self._block_size)])
+                if num_shared % self._block_size == 0 and blocks[-1].block_hash is None:
+                    continue  # whole, but not yet shared by vLLM's own rule: its owner still has to register it
                 return self._manager.create_kv_cache_blocks((blocks,)), num_shared, 0, False
         for other in others:
-            num_shared = 0 if other.left is None else _num_shared(thread, other.left.num_positions)
+            num_shared = 0 if other.left is None else self._num_shared(thread, other.left.num_positions)
             if num_shared > hit[1] and (left := self._left(thread, other, num_shared, hit)) is not None:
                 return left
         return hit
+
+    def _num_shared(self, thread: Thread, num_positions: int) -> int:
+        """How much of a fresh child's path is there, where somebody on it has the keys and values of so many positions.
+
+        Whoever has just sampled [Fork] has them for everything before it; for [Fork] itself a step later. 0: for less.
+        """
+        if num_positions < thread.shared - 1:
+            return 0
+        return min(num_positions, thread.shared) if self._takes_fork else thread.shared - 1
 
     def _left(self, thread: Thread, other: Thread, num_positions: int, hit: Hit) -> Hit | None:
         """A hit of so many positions for `thread`, whose last block `other` left and whose others are cached."""
@@ -94,9 +109,9 @@ class PartialBlocks:
         if not self._works:
             return
         request = thread.request
-        num_positions = request.num_computed_tokens - request.num_in_flight_tokens
+        num_positions = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         held = self._manager.get_blocks(request.request_id).blocks[0][: -(-num_positions // self._block_size)]
-        if held and held[-1].block_hash is None:
+        if held and held[-1].block_hash is None and held[-1].ref_cnt == 1:
             # No look-up of vLLM's finds this hash. A block that has one is reused after those that have none.
             held[-1].set_block_hash(BlockHashWithGroupId(b"left %d" % next(_numbers)))
         thread.left = Left(num_positions, [(block, block.block_hash) for block in held])
@@ -116,22 +131,15 @@ class PartialBlocks:
 
         The first one's is taken last; of each, the end before the beginning.
         """
+        moved: dict[int, KVCacheBlock] = {}
+        for thread in threads:
+            for block, mark in thread.left.blocks if thread.left is not None else ():
+                if block.ref_cnt == 0 and mark is not None and block.block_hash is mark:
+                    moved.setdefault(block.block_id, block)
+        blocks = list(moved.values())
         pool = self._manager.block_pool
-        for thread in reversed(list(threads)):
-            if thread.left is None:
-                continue
-            free = [block for block, mark in thread.left.blocks if mark is not None and block.block_hash is mark]
-            free = [block for block in free if block.ref_cnt == 0]
-            pool.touch(free)
-            pool.free_blocks(reversed(free))
-
-
-def _num_shared(thread: Thread, num_positions: int) -> int:
-    """How much of a fresh child's path is there, where somebody on it has the keys and values of so many positions.
-
-    Whoever has just sampled [Fork] has them for everything before it; for [Fork] itself a step later. 0: for less.
-    """
-    return min(num_positions, thread.shared) if num_positions >= thread.shared - 1 else 0
+        pool.touch(blocks)
+        pool.free_blocks(reversed(blocks))
 
 
 def _on_path(thread: Thread) -> Iterator[Thread]:

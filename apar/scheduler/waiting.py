@@ -1,5 +1,6 @@
 """Threads that wait for room, oldest first, in two lines: started requests before fresh ones."""
 
+import heapq
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
@@ -51,10 +52,11 @@ class WaitingThreads:
         self._num_waiting -= 1
         self._num_forks -= _never_ran(thread)
 
-    def shares(self) -> dict[str | None, float]:
+    def shares(self, *, with_fresh: bool = True) -> dict[str | None, float]:
         """Pools with somebody who waits for room, and the share of each."""
-        waiting = [thread for thread in self._started if thread.group.num_running < thread.group.limits.max_width]
-        waiting.extend(line[0] for line in self._fresh.values())
+        waiting = list(self.started())
+        if with_fresh:
+            waiting.extend(line[0] for line in self._fresh.values())
         return {thread.pool: thread.group.options.pool_share for thread in waiting}
 
     def fresh_children(self) -> list[Thread]:
@@ -65,11 +67,10 @@ class WaitingThreads:
         """The first threads in line that have run before."""
         return list(islice((thread for thread in self._started if thread.started_step), most))
 
-    def candidates(self, most: int | None) -> Iterator[Thread]:
+    def candidates(self, most: int) -> Iterator[Thread]:
         """The next to go, in order: `started`, then no more than `most` fresh ones of each pool."""
         yield from self.started()
-        heads = [line[:most] for line in self._fresh.values()]
-        yield from heads[0] if len(heads) == 1 else sorted((thread for head in heads for thread in head), key=_order)
+        yield from heapq.merge(*(line[:most] for line in self._fresh.values()), key=_order)
 
     def started(self) -> Iterator[Thread]:
         """The next of started requests, in order: no more of a group than its width allows."""

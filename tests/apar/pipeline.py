@@ -27,6 +27,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from apar.options import ControlTokens, ForkLimits
 from apar.reference import ReferenceDecoder, ReferenceResult
 from apar.scheduler import AsyncForkingScheduler, SyncForkingScheduler
+from apar.scheduler.copying import PartialBlocks
 
 EOS, FORK, CHILD, VOCAB_SIZE = 1, 3, 4, 24
 CONTROL = ControlTokens(FORK, CHILD)
@@ -213,6 +214,7 @@ class Pipeline:
         seed: int,
         asynchronous: bool,
         num_drafts: int = 0,
+        num_lookahead: int = 0,
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 64,
         limits: ForkLimits = ForkLimits(),  # noqa: B008
@@ -244,10 +246,14 @@ class Pipeline:
             log_stats=False,
             include_finished_set=include_finished_set,
         )
+        # As with drafters that are models: `EngineArgs` would want to load one.
+        self.scheduler.num_lookahead_tokens = num_lookahead
+        self.scheduler._partial_blocks = PartialBlocks(self.scheduler)
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
         self.runner = Runner(seed, num_drafts, asynchronous, Random(seed))
-        self.num_blocks, self._depth = num_blocks, 2 if asynchronous else 1
+        self.num_blocks, self.depth = num_blocks, 2 if asynchronous else 1
+        """`depth`: steps that may be scheduled before the first of them is done."""
         self._queue: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self._limits, self._max_model_len = limits, max_model_len
         self.tokens: dict[str, list[int]] = {}
@@ -282,11 +288,11 @@ class Pipeline:
             executed = output.total_num_scheduled_tokens > 0
             # The runner computes steps in the order in which they are scheduled, whenever their results are taken.
             self._queue.append((output, self.runner.execute(output)))
-            if len(self._queue) < self._depth and (executed or self.scheduler.has_requests()):
+            if len(self._queue) < self.depth and (executed or self.scheduler.has_requests()):
                 return
         scheduled, result = self._queue.popleft()
         by_client = self.scheduler.update_from_output(scheduled, result)
-        if self.runner.num_drafts and self._depth == 1 and result.req_ids:
+        if self.runner.num_drafts and self.depth == 1 and result.req_ids:
             live = [name for name in result.req_ids if name in self.runner.requests]
             self.scheduler.update_draft_token_ids(
                 DraftTokenIds(live, [list(self.runner.drafts.get(name, [])) for name in live])

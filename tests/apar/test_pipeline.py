@@ -17,7 +17,11 @@ from vllm import SamplingParams
 
 from apar.options import ForkLimits
 
-KINDS = {"sync": (False, 0), "async": (True, 0), "sync-drafts": (False, 3), "async-drafts": (True, 3)}
+KINDS = {
+    "sync": (False, 0, 0), "async": (True, 0, 0), "sync-drafts": (False, 3, 0), "async-drafts": (True, 3, 0),
+    "sync-ahead": (False, 3, 3), "async-ahead": (True, 3, 3),
+}  # fmt: skip
+"""(asynchronous, drafts, positions behind them that the drafter needs, as EAGLE does)"""
 MAX_STEPS = 20_000
 SEEDS = int(os.environ.get("FORQ_TEST_SEEDS", "12"))
 """Of each kind, 50 requests each."""
@@ -30,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
-    asynchronous, num_drafts = KINDS[request.param]
-    return {"asynchronous": asynchronous, "num_drafts": num_drafts}
+    asynchronous, num_drafts, num_lookahead = KINDS[request.param]
+    return {"asynchronous": asynchronous, "num_drafts": num_drafts, "num_lookahead": num_lookahead}
 
 
 class Asked:
@@ -142,7 +146,7 @@ def test_random_requests_in_every_kind_of_loop(folder: Path, kind: dict[str, Any
 def test_a_small_budget_preempts_and_changes_no_token(folder: Path, kind: dict[str, Any]) -> None:
     limits = ForkLimits()
     pipeline = Pipeline(folder, num_blocks=12, max_model_len=40, seed=5, **kind)
-    assert run(pipeline, 5, limits, 40, num_requests=60, aborts=0.0) > 5
+    assert run(pipeline, 5, limits, 40, num_requests=60, aborts=0.0) > 3
     assert (pipeline.runner.num_multiple > 50) == (kind["num_drafts"] > 0)
 
 
@@ -153,3 +157,40 @@ def test_the_arithmetic_model_forks_and_ends(folder: Path) -> None:
     assert sum(result.num_forks for result in results) > 20
     assert {result.finish_reason for result in results} == {"stop", "length"}
     assert all({EOS, FORK} & set(thread.path) for result in results for thread in result.threads[:1])
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_paths_that_fill_the_pool(folder: Path, kind: dict[str, Any], seed: int) -> None:
+    """Where the drafts and the block to copy no longer fit beside the path, it must start without the copy."""
+    random = Random(seed)
+    num_blocks = random.choice([6, 7, 8, 9, 10])
+    max_model_len = num_blocks * BLOCK_SIZE - random.choice([0, 0, 1, 2, 3])
+    limits = ForkLimits(max_width=random.choice([2, 4, 32]), max_depth=random.choice([1, 2, 3]))
+    pipeline = Pipeline(folder, num_blocks=num_blocks, max_model_len=max_model_len, seed=seed, limits=limits, **kind)
+    run(pipeline, seed, limits, max_model_len, num_requests=15, aborts=0.0)
+
+
+@pytest.mark.parametrize("num_lookahead", [0, 3])
+def test_a_preempted_path_that_fills_the_pool_starts_again(folder: Path, num_lookahead: int) -> None:
+    """With one position left to compute vLLM gives it room for drafts and drafter, beside the block that is copied."""
+    kind: dict[str, Any] = {"asynchronous": False, "num_drafts": 3, "num_lookahead": num_lookahead}
+    prompt, options = [5, 6, 7, 8], {"max_tokens": 24, "fork": False}
+    engines = (Pipeline(folder, num_blocks=7, max_model_len=28, seed=seed, **kind) for seed in range(100))
+    seed = next(engine.runner.seed for engine in engines if len(engine.expected(prompt, **options).token_ids) == 24)
+    num_preempted = 0
+    for length in range(16, 28):
+        pipeline = Pipeline(folder, num_blocks=7, max_model_len=28, seed=seed, **kind)
+        pipeline.add("r", prompt, SamplingParams(temperature=0.0, max_tokens=24, extra_args={"apar": False}))
+        scheduler = pipeline.scheduler
+        while "r" in scheduler.requests and scheduler.requests["r"].num_tokens < length:
+            pipeline.step()
+        if scheduler.running:
+            scheduler._preempt_request(scheduler.running.pop(), 0.0)
+            scheduler._threads["r"].preempted_step += 1  # as if the next step had done it: so it would be
+            num_preempted += 1
+        for _ in range(100):
+            if pipeline.busy():
+                pipeline.step()
+        assert pipeline.tokens["r"] == pipeline.expected(prompt, **options).token_ids, length
+        pipeline.assert_empty()
+    assert num_preempted > 5

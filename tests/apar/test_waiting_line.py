@@ -1,5 +1,6 @@
 """Who may start while generation is paused or adapters are short, and how long what preempted threads left is kept."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,15 @@ def assert_right(engine: Pipeline, asked: dict[str, list[int]], max_tokens: int)
         assert engine.tokens[name] == expected.token_ids, name
 
 
-def greedy(max_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+def greedy(max_tokens: int, **apar: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, extra_args={"apar": apar})
+
+
+def use_adapters(engine: Pipeline, adapters: dict[str, int]) -> None:
+    """Of requests that were added, one place in the batch for all of them."""
+    engine.scheduler.lora_config = type("LoRAConfig", (), {"max_loras": 1})()
+    for name, number in adapters.items():
+        engine.scheduler.requests[name].lora_request = LoRARequest(f"adapter{number}", number, "/nowhere")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -89,20 +97,105 @@ def test_a_pause_of_everything_moves_nothing(folder: Path) -> None:
 
 def test_a_request_whose_adapter_finds_no_place_holds_up_nobody(folder: Path) -> None:
     engine = pipeline(folder, 60, max_num_seqs=4)
-    scheduler = engine.scheduler
-    scheduler.lora_config = type("LoRAConfig", (), {"max_loras": 1})()
     asked = prompts(9)
-    # One runs with the first adapter; six wait for the second, in front of two that need none.
-    for number, (name, prompt) in enumerate(asked.items()):
+    for name, prompt in asked.items():
         engine.add(name, prompt, greedy(30))
-        if number < 7:
-            adapter = LoRARequest(f"adapter{bool(number)}", 1 + bool(number), "/nowhere")
-            scheduler.requests[name].lora_request = adapter
+    # One runs with the first adapter; six wait for the second, in front of two that need none.
+    use_adapters(engine, {"r0": 1} | {f"r{number}": 2 for number in range(1, 7)})
     engine.step()
     assert {name for name, tokens in engine.tokens.items() if tokens or name in engine.ends} == {"r0", "r7", "r8"}
     step_until(engine, lambda: not engine.busy())
     assert_right(engine, asked, 30)
     engine.assert_empty()
+
+
+def test_who_may_not_start_takes_no_adapters_place(folder: Path) -> None:
+    engine = pipeline(folder, 60)
+    asked = prompts(13)
+    for name, prompt in list(asked.items())[:8]:
+        engine.add(name, prompt, greedy(30, pool="a", pool_share=0.2))
+    engine.step()
+    # The first pool has its share, and its next requests bring an adapter; another pool's brings another.
+    for name, prompt in list(asked.items())[8:]:
+        pool = {"pool": "b", "pool_share": 0.9} if name == "r12" else {"pool": "a", "pool_share": 0.2}
+        engine.add(name, prompt, greedy(30, **pool))
+    use_adapters(engine, {f"r{number}": 1 for number in range(8, 12)} | {"r12": 2})
+    engine.step()
+    engine.step()
+    assert engine.tokens["r12"] or "r12" in engine.ends
+    step_until(engine, lambda: not engine.busy())
+    assert_right(engine, asked, 30)
+    engine.assert_empty()
+
+
+def test_what_waits_behind_a_pause_takes_no_share_from_what_ends_in_it(folder: Path) -> None:
+    def drained(*, another: bool) -> int:
+        engine = pipeline(folder, 60)
+        asked = prompts(12)
+        for name, prompt in asked.items():
+            engine.add(name, prompt, greedy(30, pool="a", pool_share=0.2))
+        for _ in range(3):
+            engine.step()
+        engine.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+        if another:
+            engine.add("late", [7] * 6, greedy(30, pool="b", pool_share=0.2))
+        steps = 0
+        while engine.scheduler.get_num_unfinished_requests():
+            engine.step()
+            steps += 1
+        assert_right(engine, asked, 30)
+        assert not engine.tokens.get("late")
+        return steps
+
+    assert drained(another=True) == drained(another=False)
+
+
+def test_a_preempted_thread_is_unfinished_before_it_is_in_line(folder: Path) -> None:
+    engine = pipeline(folder, 20)
+    prompt = prompts(8)["r7"]
+    engine.add("r", prompt, greedy(60))
+    scheduler = engine.scheduler
+    step_until(engine, lambda: scheduler.running)
+    scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert not scheduler.running
+    assert scheduler.get_num_unfinished_requests() == 1
+    step_until(engine, lambda: not engine.busy())
+    assert engine.tokens["r"] == engine.expected(prompt, max_tokens=60).token_ids
+    engine.assert_empty()
+
+
+def test_a_whole_block_that_two_threads_hold_stays_vllms_to_register(folder: Path) -> None:
+    """With two pipeline stages a child may come by its parent's block before the parent has registered it, and be
+    preempted at once."""
+    for seed in range(8):
+        engine = Pipeline(folder, num_blocks=16, max_model_len=60, seed=seed, asynchronous=True)
+        engine.depth = 3
+        scheduler = engine.scheduler
+        registered, admit = scheduler._update_after_schedule, scheduler._admit
+
+        def later(output: Any, scheduler: Any = scheduler, registered: Any = registered) -> None:
+            registered(output)
+            for name in output.num_scheduled_tokens:
+                scheduler.requests[name].next_decode_eligible_step = scheduler.current_step + 2
+
+        def preempting(scheduler: Any = scheduler, admit: Any = admit) -> None:
+            for request in list(scheduler.running):
+                thread = scheduler._threads.get(request.request_id)
+                begun = thread.started_step == scheduler._scheduling_step - 1 and not request.num_preemptions
+                if thread.parent is not None and begun and thread.shared % 4 == 0 and len(scheduler.running) > 1:
+                    scheduler.running.remove(request)
+                    scheduler._preempt_request(request, time.monotonic())
+                    scheduler._take_waiting()
+            admit()
+
+        scheduler._update_after_schedule, scheduler._admit = later, preempting
+        asked = prompts(30)
+        for name, prompt in asked.items():
+            engine.add(name, prompt, greedy(60))
+        step_until(engine, lambda engine=engine: not engine.busy())
+        assert_right(engine, asked, 60)
+        engine.assert_empty()
 
 
 def test_what_the_next_to_resume_left_is_reused_last(folder: Path) -> None:
