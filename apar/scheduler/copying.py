@@ -63,11 +63,11 @@ class PartialBlocks:
             if not other.running or other.started_step >= step:
                 continue
             num_shared = self._num_shared(thread, other.request.num_computed_tokens)
+            held = self._manager.get_blocks(other.request.request_id).blocks[0]
+            blocks = list(held[: -(-num_shared // self._block_size)])
+            if blocks and num_shared % self._block_size == 0 and blocks[-1].block_hash is None:
+                num_shared -= 1  # its owner still has to register the block as a whole one: no sharing, a copy
             if num_shared > hit[1]:
-                held = self._manager.get_blocks(other.request.request_id).blocks[0]
-                blocks = list(held[: -(-num_shared // self._block_size)])
-                if num_shared % self._block_size == 0 and blocks[-1].block_hash is None:
-                    continue  # whole, but not yet shared by vLLM's own rule: its owner still has to register it
                 return self._manager.create_kv_cache_blocks((blocks,)), num_shared, 0, False
         for other in others:
             num_shared = 0 if other.left is None else self._num_shared(thread, other.left.num_positions)
