@@ -146,7 +146,7 @@ def test_a_file_with_flipped_bits_is_refused_or_whole(
     path = tmp_path / "x.parquet"
     options = SubmitOptions(model=MODEL, **{f"{column}_column": column})
     num_refused = 0
-    for attempt in range(60):
+    for attempt in range(24):
         damaged = bytearray(whole)
         # Half of the flips in the footer, where sizes, offsets, types and counts are.
         start = 0 if attempt % 2 else len(whole) - 2500
@@ -162,7 +162,7 @@ def test_a_file_with_flipped_bits_is_refused_or_whole(
             assert submitted.num_rows > 0
             check_integrity(database, submitted.job_id)
         assert os.listdir(tempfile.gettempdir()) == []
-    assert num_refused > 5
+    assert num_refused > 3
     database.dispose()
 
 

@@ -298,7 +298,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 @given(rows=st.lists(st.tuples(st.none() | TEXT, st.none() | TEXT, st.integers(0, 2**31)), min_size=1, max_size=12))
 @hypothesis_settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
 def test_any_table_of_texts_survives_from_submit_to_export(
     database: Database, settings: Settings, rows: list[tuple[str | None, str | None, int]]
