@@ -47,6 +47,20 @@ def greedy(max_tokens: int, **apar: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, extra_args={"apar": apar})
 
 
+def ask(engine: Pipeline, num: int, params: SamplingParams) -> dict[str, list[int]]:
+    """Add so many requests; returns their prompts."""
+    asked = prompts(num)
+    for name, prompt in asked.items():
+        engine.add(name, prompt, params.clone())
+    return asked
+
+
+def assert_ends_right(engine: Pipeline, asked: dict[str, list[int]], max_tokens: int) -> None:
+    step_until(engine, lambda: not engine.busy())
+    assert_right(engine, asked, max_tokens)
+    engine.assert_empty()
+
+
 def use_adapters(engine: Pipeline, adapters: dict[str, int]) -> None:
     """Of requests that were added, one place in the batch for all of them."""
     engine.scheduler.lora_config = type("LoRAConfig", (), {"max_loras": 1})()
@@ -57,9 +71,7 @@ def use_adapters(engine: Pipeline, adapters: dict[str, int]) -> None:
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_pause_that_waits_lets_started_requests_end_forks_and_all(folder: Path, asynchronous: bool) -> None:
     engine = Pipeline(folder, num_blocks=20, max_model_len=40, seed=5, asynchronous=asynchronous)
-    asked = prompts(24)
-    for name, prompt in asked.items():
-        engine.add(name, prompt, greedy(60))
+    asked = ask(engine, 24, greedy(60))
     scheduler = engine.scheduler
     line = scheduler._waiting_threads
     # Paused while threads of started requests wait: some to be resumed, some to run for the first time.
@@ -72,16 +84,12 @@ def test_a_pause_that_waits_lets_started_requests_end_forks_and_all(folder: Path
     assert started <= engine.ends.keys()
     assert not any(engine.tokens[name] for name in fresh)
     scheduler.set_pause_state(PauseState.UNPAUSED)
-    step_until(engine, lambda: not engine.busy())
-    assert_right(engine, asked, 60)
-    engine.assert_empty()
+    assert_ends_right(engine, asked, 60)
 
 
 def test_a_pause_of_everything_moves_nothing(folder: Path) -> None:
     engine = pipeline(folder, 20)
-    asked = prompts(24)
-    for name, prompt in asked.items():
-        engine.add(name, prompt, greedy(60))
+    asked = ask(engine, 24, greedy(60))
     scheduler = engine.scheduler
     step_until(engine, lambda: len(scheduler._waiting_threads.fresh_children()) > 1)
     scheduler.set_pause_state(PauseState.PAUSED_ALL)
@@ -90,23 +98,17 @@ def test_a_pause_of_everything_moves_nothing(folder: Path) -> None:
         assert scheduler.schedule().total_num_scheduled_tokens == 0
     assert ([request.request_id for request in scheduler.running], len(scheduler._waiting_threads)) == before
     scheduler.set_pause_state(PauseState.UNPAUSED)
-    step_until(engine, lambda: not engine.busy())
-    assert_right(engine, asked, 60)
-    engine.assert_empty()
+    assert_ends_right(engine, asked, 60)
 
 
 def test_a_request_whose_adapter_finds_no_place_holds_up_nobody(folder: Path) -> None:
     engine = pipeline(folder, 60, max_num_seqs=4)
-    asked = prompts(9)
-    for name, prompt in asked.items():
-        engine.add(name, prompt, greedy(30))
+    asked = ask(engine, 9, greedy(30))
     # One runs with the first adapter; six wait for the second, in front of two that need none.
     use_adapters(engine, {"r0": 1} | {f"r{number}": 2 for number in range(1, 7)})
     engine.step()
     assert {name for name, tokens in engine.tokens.items() if tokens or name in engine.ends} == {"r0", "r7", "r8"}
-    step_until(engine, lambda: not engine.busy())
-    assert_right(engine, asked, 30)
-    engine.assert_empty()
+    assert_ends_right(engine, asked, 30)
 
 
 def test_who_may_not_start_takes_no_adapters_place(folder: Path) -> None:
@@ -123,17 +125,13 @@ def test_who_may_not_start_takes_no_adapters_place(folder: Path) -> None:
     engine.step()
     engine.step()
     assert engine.tokens["r12"] or "r12" in engine.ends
-    step_until(engine, lambda: not engine.busy())
-    assert_right(engine, asked, 30)
-    engine.assert_empty()
+    assert_ends_right(engine, asked, 30)
 
 
 def test_what_waits_behind_a_pause_takes_no_share_from_what_ends_in_it(folder: Path) -> None:
     def drained(*, another: bool) -> int:
         engine = pipeline(folder, 60)
-        asked = prompts(12)
-        for name, prompt in asked.items():
-            engine.add(name, prompt, greedy(30, pool="a", pool_share=0.2))
+        asked = ask(engine, 12, greedy(30, pool="a", pool_share=0.2))
         for _ in range(3):
             engine.step()
         engine.scheduler.set_pause_state(PauseState.PAUSED_NEW)
@@ -190,19 +188,13 @@ def test_a_whole_block_that_two_threads_hold_stays_vllms_to_register(folder: Pat
             admit()
 
         scheduler._update_after_schedule, scheduler._admit = later, preempting
-        asked = prompts(30)
-        for name, prompt in asked.items():
-            engine.add(name, prompt, greedy(60))
-        step_until(engine, lambda engine=engine: not engine.busy())
-        assert_right(engine, asked, 60)
-        engine.assert_empty()
+        asked = ask(engine, 30, greedy(60))
+        assert_ends_right(engine, asked, 60)
 
 
 def test_what_the_next_to_resume_left_is_reused_last(folder: Path) -> None:
     engine = pipeline(folder, 14, limits=ForkLimits(max_width=4))
-    asked = prompts(12)
-    for name, prompt in asked.items():
-        engine.add(name, prompt, greedy(60))
+    asked = ask(engine, 12, greedy(60))
     scheduler = engine.scheduler
     line, pool = scheduler._waiting_threads, scheduler.kv_cache_manager.block_pool
 
@@ -220,17 +212,13 @@ def test_what_the_next_to_resume_left_is_reused_last(folder: Path) -> None:
     assert after[-len(ours) :] == ours
     assert sorted(after) == sorted(before)
     assert [block for block in after if block not in ours] == [block for block in before if block not in ours]
-    step_until(engine, lambda: not engine.busy())
-    assert_right(engine, asked, 60)
-    engine.assert_empty()
+    assert_ends_right(engine, asked, 60)
 
 
 def test_an_answer_that_ends_leaves_no_thread_in_line(folder: Path) -> None:
     """The line counts the children that have never run, and must not lose count when they are dropped unrun."""
     engine = pipeline(folder, 12)
-    asked = prompts(20)
-    for name, prompt in asked.items():
-        engine.add(name, prompt, greedy(12))
+    ask(engine, 20, greedy(12))
     line = engine.scheduler._waiting_threads
     most = 0
     while engine.busy():
