@@ -82,7 +82,7 @@ def test_a_creation_is_answered_before_the_file_is_looked_at(client: TestClient)
         ({"model": "gpt-9"}, "known aliases"),
         ({"model": "smollm2-135m", "decoding": "warp"}, "decoding"),
         ({"priority": 5000}, "priority"),
-        ({"kv_share": 2}, "kv-share"),
+        ({"kv_share": 2}, "kv_share"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"colour": "red"}, "colour"),
         ({"input_file_id": "x"}, "file-"),

@@ -81,6 +81,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FORQ_HOME", str(folder / "home"))
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")  # the second engine warns: not on standard output
         patch.chdir(folder)
         get_settings.cache_clear()
         yield model, base, folder / "prompts.parquet"

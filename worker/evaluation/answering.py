@@ -55,6 +55,7 @@ def answer_all(
         Unavailable: the engine does not start, dies, or gives no receipts.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its many warnings are for operators of a service
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is the report's
     encoder, forking = load_encoder(contestant.alias, contestant.path)
     with _stdout_as_stderr():
         backend = make_backend(contestant.alias, str(contestant.path), forking)
