@@ -9,6 +9,7 @@ scaled up; the dictionaries behind them double at certain sizes, so they are rig
 import json
 import random
 import time
+from typing import Any
 
 import click
 import psutil
@@ -26,7 +27,7 @@ def main(texts: int, words: int, as_json: bool) -> None:
     """Measure exact and near duplicates, over texts that are all different."""
     chance = random.Random(1)
     NearDuplicates(0.8).is_new("load the library first")
-    report = {"texts": texts, "words": words}
+    report: dict[str, Any] = {"texts": texts, "words": words}
     for name, finder in (("exact", ExactDuplicates()), ("near", NearDuplicates(0.8))):
         before, seconds = psutil.Process().memory_info().rss, 0.0
         for _ in range(texts):

@@ -121,7 +121,11 @@ class Injector:
         def last() -> float | None:
             return self._history.recovered_at(fault.at, fault.interrupted, fault.continued_at, all_of_them=True)
 
-        if not self._until(lambda: self._forget_ended(fault) or last() is not None):
+        def recovered() -> bool:
+            self._forget_ended(fault)
+            return last() is not None
+
+        if not self._until(recovered):
             fault.notes.append(f"NOT RECOVERED within {self._timeout_s:.0f} s")
         at, all_at = first(), last()
         fault.recovered_s = None if at is None else at - fault.at

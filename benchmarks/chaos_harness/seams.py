@@ -149,7 +149,7 @@ def install(failpoints: Failpoints, journal: Journal, worker_id: str) -> None:
         with inside("finish", lease):
             plain_finish(database, lease)
 
-    Database.write, leases.acquire, results.write, leases.finish = write_transaction, acquire, store, finish  # type: ignore[method-assign]
+    Database.write, leases.acquire, results.write, leases.finish = write_transaction, acquire, store, finish  # type: ignore[method-assign,assignment]
     Message.ack_log_error = _between(failpoints, "bell_taken", Message.ack_log_error, "bell_acked")
 
 

@@ -52,7 +52,7 @@ def _take_the_fence_away() -> None:
     from db.models import Shard
     from jobs import results
 
-    results.fenced = lambda lease: Shard.id == lease.shard_id  # type: ignore[assignment]
+    results.fenced = lambda lease: Shard.id == lease.shard_id  # type: ignore[assignment,attr-defined]
 
 
 if __name__ == "__main__":
