@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from jobs.errors import ForqError
+from jobs.faults import printable
 from jobs.lazy_group import LazyGroup
 
 COMMANDS = {
@@ -72,27 +73,32 @@ def main(args: list[str] | None = None) -> None:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "forq"
         message = error.format_message().rstrip(".")
-        click.echo(f"forq: {message}{'' if message.endswith('?') else ';'} see `{command} --help`", err=True)
+        _say(f"{message}{'' if message.endswith('?') else ';'} see `{command} --help`")
         sys.exit(2)
     except click.Abort:
         click.echo("forq: interrupted", err=True)
         sys.exit(130)
     except ForqError as error:
-        click.echo(f"forq: {error}", err=True)
+        _say(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:  # `forq list | head`
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:  # a folder that cannot be made, a full disk
-        click.echo(f"forq: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
+        _say(f"{error.filename or 'this machine'}: {error.strerror or error}")
         sys.exit(1)
     except Exception as error:
         line = _database_trouble(error)
         if line is None:
             raise
-        click.echo(f"forq: {line}", err=True)
+        _say(line)
         sys.exit(1)
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _say(fault: str) -> None:
+    """One line whatever a user's value, or a file's name, has in it."""
+    click.echo(f"forq: {printable(fault, ' ')}", err=True)
 
 
 def _database_url() -> str:

@@ -1,10 +1,21 @@
-"""What pydantic found wrong with a user's values, as parts of one line: names and values short, and printable."""
+"""Refusals as one line: names and values of a user short, and printable; what pydantic found wrong with them."""
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 MAX_NAME_CHARS, MAX_VALUE_CHARS, MAX_NAMES = 60, 40, 20
+_UNSAFE_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})  # controls, bytes that are not UTF-8, line separators
+
+
+def one_line(text: str) -> str:
+    return " ".join(printable(text, " ").split())
+
+
+def printable(text: str, instead: str) -> str:
+    """`text` with `instead` for each character that would break a line or steer a terminal."""
+    return "".join(instead if unicodedata.category(char) in _UNSAFE_CATEGORIES else char for char in text)
 
 
 def shown_name(parts: Iterable[object]) -> str:

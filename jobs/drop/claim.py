@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.drop.files import JOB_SUFFIX, Signature, free_name, move, one_line, shown, signature, write_text
+from jobs.drop.files import JOB_SUFFIX, Signature, free_name, move, shown, signature, write_text
 from jobs.errors import Unavailable
+from jobs.faults import one_line
 
 _TRIES, _REASON, _LOCK = ".tries", ".reason", ".lock"
 

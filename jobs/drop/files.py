@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import stat
-import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs import store
+from jobs.faults import printable
 from jobs.source import JSONL_SUFFIXES, PARQUET_SUFFIXES, first_line, is_jsonl
 
 DATA_SUFFIXES = PARQUET_SUFFIXES + JSONL_SUFFIXES
@@ -23,7 +23,6 @@ UNFINISHED_SUFFIXES = (".tmp", ".part", ".crdownload")
 """Names under which browsers and copying tools write what they rename at the end."""
 MAX_NAME_BYTES = 200
 """File systems allow 255; the rest is for `<job_id>-`, `.reason.txt` and the temporary names."""
-_UNSAFE_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})  # controls, bytes that are not UTF-8, line separators
 _TAIL_BYTES = 4 << 20
 
 Signature = tuple[int, int, int, int]
@@ -44,7 +43,7 @@ def is_data_name(name: str) -> bool:
 
 def shown(name: str) -> str:
     """A name that is safe to print, to log and to give to a file: controls replaced, not too long."""
-    clean = _printable(name, "_")
+    clean = printable(name, "_")
     if len(clean.encode()) <= MAX_NAME_BYTES:
         return clean
     suffix = PurePath(clean).suffix
@@ -53,7 +52,7 @@ def shown(name: str) -> str:
 
 
 def name_fault(name: str) -> str | None:
-    if any(unicodedata.category(char) in _UNSAFE_CATEGORIES for char in name):
+    if printable(name, "") != name:
         return "the name has line breaks, control characters or bytes that are not UTF-8: rename the file"
     size = len(name.encode())
     if size > MAX_NAME_BYTES:
@@ -114,7 +113,7 @@ def unreadable(descriptor: int, name: str) -> str | None:
 
     Reads through the descriptor, not the path, which may be exchanged meanwhile.
     """
-    suffix = PurePath(_printable(name, "")).suffix
+    suffix = PurePath(printable(name, "")).suffix
     if suffix.lower() not in DATA_SUFFIXES:
         return f"its suffix is {suffix!r}: forq reads {', '.join(DATA_SUFFIXES)}"
     size = os.fstat(descriptor).st_size
@@ -180,11 +179,3 @@ def write_text(target: Path, text: str) -> None:
         store.publish(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def one_line(text: str) -> str:
-    return " ".join(_printable(text, " ").split())
-
-
-def _printable(name: str, instead: str) -> str:
-    return "".join(instead if unicodedata.category(char) in _UNSAFE_CATEGORIES else char for char in name)

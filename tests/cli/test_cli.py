@@ -155,6 +155,10 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "no share of the KV budget": (("submit", "prompts.parquet", "--kv-share", "0"), "above 0 and at most 1"),
     "more than the KV budget": (("submit", "prompts.parquet", "--kv-share", "1.5"), "--kv-share is 1.5"),
+    "a template as text": (
+        ("submit", "prompts.parquet", "--template", "Tell me\n\x1b {{ prompt }}"),
+        "Tell me   {{ prompt }} cannot be read",
+    ),
     "no such template": (("submit", "prompts.parquet", "--template", "nowhere.j2"), "the name of a file"),
     "a template with an unknown column": (("submit", "prompts.parquet", "--template", "t.j2"), "uses nope"),
     "a template that does not parse": (("submit", "prompts.parquet", "--template", "bad.j2"), "does not parse"),
