@@ -17,6 +17,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import click
 
@@ -40,6 +41,7 @@ PROJECTION_MAX_NUM_SEQS = 2048
 @click.option("--kv-blocks", default="min,2min,4min", show_default=True, help="Budgets; min: the fewest possible.")
 @click.option("--block-size", default=32, show_default=True, help="Tokens per KV block.")
 @click.option("--rows", default=80, show_default=True, help="Requests; behind the file's last row it starts over.")
+@click.option("--order", type=int, metavar="SEED", help="Shuffle the requests. Default: in the file's order.")
 @click.option("--shape", default="light", show_default=True, help=f"{', '.join(SHAPES)}, or a config.json.")
 @click.option("--dtype", default="auto", show_default=True)
 @click.option("--max-depth", default=1, show_default=True, help="1: details do not fork again.")
@@ -59,6 +61,7 @@ def main(
     kv_blocks: str,
     block_size: int,
     rows: int,
+    order: int | None,
     shape: str,
     dtype: str,
     max_depth: int,
@@ -80,6 +83,8 @@ def main(
         folder = Path(name)
         config = model_config(shape, tokenizer.eos)
         requests = read_requests(answers, where, rows, tokenizer, config["vocab_size"], max_depth)
+        if order is not None:
+            requests = Random(order).sample(requests, len(requests))
         setup = Setup(
             model=write_model(folder / "model", config),
             tokenizer=tokenizer.folder,

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
@@ -24,6 +25,7 @@ from db.models import Base
 from db.session import Database
 from db.upgrade import upgrade
 
+T = TypeVar("T")
 BACKENDS = ("sqlite", "postgresql")
 _numbers = itertools.count()
 
@@ -105,15 +107,22 @@ def running_postgres() -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
-def postgresql_server() -> Iterator[PostgresServer]:
+@contextlib.contextmanager
+def started_or_skipped(starting: AbstractContextManager[T]) -> Iterator[T]:
+    """A PostgreSQL server; where it does not start, only CI fails."""
     with contextlib.ExitStack() as stack:
         try:
-            server = stack.enter_context(running_postgres())
+            server = stack.enter_context(starting)
         except Exception as error:
             if os.environ.get("CI"):
                 raise
             pytest.skip(f"embedded PostgreSQL does not start here ({type(error).__name__}: {error})")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgresServer]:
+    with started_or_skipped(running_postgres()) as server:
         yield server
 
 

