@@ -6,7 +6,7 @@ The words come from three places, the later ones over the earlier: the model fol
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -39,7 +39,8 @@ class ForkLimits:
     max_width: int = 32
     """Threads of one request that run at once; more wait."""
     max_forks: int = 64
-    """Forks of one request, counted along its restored output, which ends with `length` at the next one."""
+    """Forks of one request, counted along its restored output, which ends with `length` at the next one; with 0 it does
+    not sample [Fork] at all."""
     max_depth: int = 2
     """Nesting: the root thread has depth 0. A thread this deep does not sample [Fork]."""
 
@@ -48,6 +49,8 @@ class ForkLimits:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise OptionError(f"{field} is {value!r}: use a whole number, at least {least}")
+        if self.max_forks == 0:
+            object.__setattr__(self, "max_depth", 0)
 
     def lowered(self, request: "RequestOptions") -> "ForkLimits":
         """These limits, or the request's own where they are lower."""
@@ -95,7 +98,8 @@ def engine_options(model_says: Mapping[str, Any] | None, engine_says: Mapping[st
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
             raise OptionError(f"{name} is {value!r}: use a token id")
     control = None if fork is None or child is None else ControlTokens(fork, child)
-    return EngineOptions(control, ForkLimits(**_known("apar", said, {field.name for field in fields(ForkLimits)})))
+    limits = {field.name for field in fields(ForkLimits)}
+    return EngineOptions(control, ForkLimits(**_known("apar", said, limits, also=["fork_token_id", "child_token_id"])))
 
 
 def request_options(extra_args: Mapping[str, Any] | None) -> RequestOptions:
@@ -113,7 +117,7 @@ def request_options(extra_args: Mapping[str, Any] | None) -> RequestOptions:
             said = json.loads(said)
         except ValueError:
             raise OptionError(f"extra_args.apar is {said!r}: use a mapping, or one as JSON text") from None
-    if isinstance(said, (bool, int)):
+    if said in (True, False):  # as 1 and 0, too: what becomes of them in vllm_xargs
         return RequestOptions(fork=bool(said))
     known = _known("extra_args.apar", _mapping("extra_args.apar", said), {f.name for f in fields(RequestOptions)})
     share = known.get("pool_share", 1.0)
@@ -146,8 +150,8 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _known(where: str, said: dict[str, Any], known: set[str]) -> dict[str, Any]:
+def _known(where: str, said: dict[str, Any], known: set[str], also: Iterable[str] = ()) -> dict[str, Any]:
     unknown = sorted(map(str, set(said) - known))
     if unknown:
-        raise OptionError(f"{where}.{unknown[0]} is not an option: use {', '.join(sorted(known))}")
+        raise OptionError(f"{where}.{unknown[0]} is not an option: use {', '.join(sorted({*known, *also}))}")
     return said

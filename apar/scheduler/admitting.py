@@ -13,7 +13,7 @@ from apar.scheduler.copying import Hit
 from apar.scheduler.group import Thread
 from apar.scheduler.sharing import Sharing
 
-logger = init_logger(__name__)
+logger = init_logger(f"vllm.{__name__}")
 
 MOST_PASSED = 1024
 """Of each pool, how many requests are looked at for one whose adapter has a place in the batch."""

@@ -8,7 +8,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
-from apar.options import OptionError, RequestOptions, engine_options, request_options
+from apar.options import EngineOptions, OptionError, RequestOptions, engine_options, request_options
 from apar.receipt import Holding
 from apar.scheduler.compat import check_engine, check_version, check_vocabulary
 from apar.scheduler.copying import PartialBlocks
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     Base = object  # the real base stands behind us in the method resolution order
 
-logger = init_logger(__name__)
+logger = init_logger(f"vllm.{__name__}")  # only what is below vllm's own is shown as it shows its lines
 
 
 class GroupKeeping(Base):  # type: ignore[misc]
@@ -38,6 +38,7 @@ class GroupKeeping(Base):  # type: ignore[misc]
         check_vocabulary(options.control, config.model_config.get_vocab_size())
         self._fork_id = -1 if options.control is None else options.control.fork
         self._limits = options.limits
+        _log_options(options)
         self._eos_ids = _eos_ids(config)
         self._by_bias = self.num_spec_tokens == 0
         self._groups: dict[str, Group] = {}
@@ -238,6 +239,13 @@ class GroupKeeping(Base):  # type: ignore[misc]
 
     def _holdings(self, group: Group, in_flight: bool = False) -> list[Holding]:
         return [self._holding(thread, in_flight) for thread in group.threads if thread.running]
+
+
+def _log_options(options: EngineOptions) -> None:
+    if options.control is None:
+        logger.info("no request forks: neither config.json nor additional_config names control tokens under apar")
+    else:
+        logger.info("requests fork: %s, %s", options.control, options.limits)
 
 
 def _eos_ids(config: Any) -> frozenset[int]:

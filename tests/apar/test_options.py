@@ -51,7 +51,10 @@ def test_an_engine_can_take_a_models_control_tokens_away() -> None:
         ({"fork_token_id": 5, "child_token_id": "6"}, "child_token_id is '6'"),
         ({"fork_token_id": True, "child_token_id": 6}, "fork_token_id is True"),
         ({"fork_token_id": 5.0, "child_token_id": 6}, "fork_token_id is 5.0"),
-        ({"max_widht": 3}, "max_widht is not an option: use max_depth, max_forks, max_width"),
+        (
+            {"max_widht": 3},
+            "max_widht is not an option: use child_token_id, fork_token_id, max_depth",
+        ),
         ({"max_width": 0}, "max_width is 0: use a whole number, at least 1"),
         ({"max_forks": -1}, "max_forks is -1: use a whole number, at least 0"),
         ({"max_depth": 1.5}, "max_depth is 1.5"),
@@ -96,6 +99,12 @@ def test_a_request_only_lowers_limits() -> None:
     assert limits.lowered(RequestOptions(max_forks=5)) == ForkLimits(8, 5, 2)
 
 
+def test_no_forks_at_all_is_no_depth_either() -> None:
+    """Otherwise the answer would end, cut, where its first fork would be."""
+    assert ForkLimits(max_forks=0, max_depth=3).max_depth == 0
+    assert ForkLimits(max_depth=3).lowered(RequestOptions(max_forks=0)).max_depth == 0
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [
@@ -119,6 +128,7 @@ def test_a_request_only_lowers_limits() -> None:
         ({1: 2, "widht": 3}, "is not an option"),
         ([1], "use a mapping"),
         (0.5, "use a mapping"),
+        (2, "use a mapping"),
     ],
 )
 def test_a_request_option_that_cannot_be_used_is_named(said: Any, message: str) -> None:
