@@ -115,6 +115,8 @@ def _block(token: "Token", following: "Token | None", text: str, lines: Lines) -
     if end <= start:  # an item without content
         return None
     start = _content_start(text, start, min(lines.ends[first], end), following, kind)
+    if end <= start:  # of white space that is not Markdown's
+        return None
     block = Block(kind, start, end)
     if kind == "heading" and token.markup == "-" and text[end - 4 : end] in ("\n---", "\r---"):
         return Block("paragraph", start, start + len(text[start : end - 3].rstrip(BLANK)))  # a rule is meant

@@ -117,10 +117,13 @@ def test_any_text_is_restored(text: str, rules: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.text(alphabet='ab .:-*#`$[]()<>\n\r\t1234_|\\"!?~>•：。é😀\u2028', max_size=200),
+    st.text(alphabet='ab .:-*#`$[]()<>\n\r\t1234_|\\"!?~>•：。é😀\u2028\x0c\xa0', max_size=200),
     st.sampled_from(RULES),
     st.integers(1, 3),
 )
+@example("1.\r\u2028", "paper", 1)  # a paragraph of white space that is not Markdown's
+@example("\xa0\n>:-`$ -", "markdown", 1)
+@example("# | a | b |\n|--|--|\n| a | b |\n|--|--|\n\x0c\n\n", "markdown", 1)
 def test_any_text_of_the_characters_that_mean_something_is_restored(text: str, rules: str, max_depth: int) -> None:
     extracted(text, rules, max_depth=max_depth, min_points=1, min_detail_chars=1, code="whole")
 
