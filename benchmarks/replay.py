@@ -49,6 +49,7 @@ PROJECTION_MAX_NUM_SEQS = 2048
 @click.option("--max-num-seqs", default=256, show_default=True, help="vLLM's limit of rows per step.")
 @click.option("--concurrency", type=int, help="Requests in the engine at once. Default: all.")
 @click.option("--repeats", default=1, show_default=True, help="Runs per side and budget; seconds are their median.")
+@click.option("--warm-up", type=click.IntRange(min=1), help="Requests that run before the clock does. Default: all.")
 @click.option("--cpu-threads", type=int, help="OpenMP threads of both engines. Default: vLLM's choice.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line per budget.")
 @click.option("--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path), help="Draw PNGs there.")
@@ -69,6 +70,7 @@ def main(
     max_num_seqs: int,
     concurrency: int | None,
     repeats: int,
+    warm_up: int | None,
     cpu_threads: int | None,
     as_json: bool,
     plot_folder: Path | None,
@@ -94,6 +96,7 @@ def main(
             max_num_seqs=max_num_seqs,
             concurrency=concurrency or rows,
             cpu_threads=cpu_threads,
+            warm_up=warm_up or rows,
         )
         bounds = limits([(len(request.prompt), request.forked) for request in requests], block_size)
         pairs = []
@@ -117,6 +120,7 @@ def main(
             max_model_len=_blocks_needed(requests, block_size) * block_size,
             concurrency=gpu_concurrency,
             cpu_threads=1,  # the model is too small to share out
+            warm_up=1,  # its seconds are no figure
         )
         _project(plot_folder, setup, gpu, [float(share) for share in gpu_shares.split(",")], requests, folder)
 

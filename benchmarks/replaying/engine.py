@@ -3,13 +3,14 @@
     python -m benchmarks.replaying.engine TASK.json OUTCOME.json
 
 Receives a `Task`; leaves an `Outcome`. The engine's core runs in this process, so that its scheduler can be watched.
-The clock runs from the first request's arrival to the last one's end: start-up and a warm-up stand before it.
+The clock runs from the first request's arrival to the last one's end: start-up and a warm-up stand before it. The CPU's
+matrix products are prepared anew for each number of rows that they have not met: a warm-up of all requests meets them.
 """
 
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from benchmarks.replaying.scripts import EXTRA_ARGS_KEY
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
-
-WARM_UP_REQUESTS = 8
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class Task:
     """Per prompt, `Replay.to_text`."""
     concurrency: int
     """Requests in the engine at once; the next one arrives when one ends."""
+    warm_up: int
+    """Requests that run before the clock does."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def run(task: Task) -> Outcome:
 
     engine = LLMEngine.from_engine_args(EngineArgs(**task.engine_args))
     # Reversed prompts, so that nothing of the warm-up is found in the prefix cache.
-    warm_up = [prompt[::-1] for prompt in task.prompts[:WARM_UP_REQUESTS]]
-    _Run(engine, Task(task.engine_args, warm_up, task.replays, task.concurrency)).outcome()
+    warm_up = [prompt[::-1] for prompt in task.prompts[: task.warm_up]]
+    _Run(engine, replace(task, prompts=warm_up)).outcome()
     engine.reset_prefix_cache()
     return _Run(engine, task).outcome()
 

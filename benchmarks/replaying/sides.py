@@ -39,6 +39,8 @@ class Setup:
     concurrency: int
     cpu_threads: int | None
     """OpenMP threads of the engine; None: vLLM's own choice."""
+    warm_up: int
+    """Requests that run before the clock does."""
 
     def engine_args(self, side: Side, kv_blocks: int, max_forks: int) -> dict[str, Any]:
         """vLLM's `EngineArgs`; the sides differ in the scheduler alone."""
@@ -83,6 +85,7 @@ def run_side(side: Side, setup: Setup, kv_blocks: int, requests: list[Request], 
         prompts=[request.prompt for request in requests],
         replays=[request.replay(forked=side == "apar") for request in requests],
         concurrency=setup.concurrency,
+        warm_up=setup.warm_up,
     )
     task_file, outcome_file = folder / f"{side}-task.json", folder / f"{side}-outcome.json"
     task_file.write_text(dumps(asdict(task)))
