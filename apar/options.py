@@ -49,7 +49,7 @@ class ForkLimits:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise OptionError(f"{field} is {value!r}: use a whole number, at least {least}")
-        if self.max_forks == 0:
+        if self.max_forks == 0:  # else the model would sample the fork that ends its answer
             object.__setattr__(self, "max_depth", 0)
 
     def lowered(self, request: "RequestOptions") -> "ForkLimits":
